@@ -1,0 +1,26 @@
+# `make test` and `make demo` need only Python 3.11+ and make: they create .venv and install into it.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install test demo lint clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+test: install
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+demo: install
+	$(BIN)/simplicia demo
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist *.egg-info

@@ -1,0 +1,36 @@
+"""Simplicia: simplicial embeddings (SEM), a trainer for them, and a laboratory to look inside.
+
+``import simplicia`` brings the module alone; the rooms (losses, methods, train, …) are imported when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from simplicia.errors import UserError
+from simplicia.sem import SimplicialEmbedding, entropy, simplicial
+
+if TYPE_CHECKING:
+    from simplicia import bottlenecks, encoders, losses, methods
+
+__version__ = "0.1.0"
+__all__ = [
+    "SimplicialEmbedding",
+    "UserError",
+    "bottlenecks",
+    "encoders",
+    "entropy",
+    "losses",
+    "methods",
+    "simplicial",
+]
+
+_ROOMS = {"bottlenecks", "data", "encoders", "evaluate", "layers", "losses", "methods", "train"}
+_FUNCTIONS = {"pretrain": "simplicia.train", "load": "simplicia.train"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"simplicia.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(_FUNCTIONS[name]), name)
+    raise AttributeError(f"module 'simplicia' has no attribute {name!r}")

@@ -1,0 +1,158 @@
+"""Encoders: ResNets for small and large images, and any timm model by name.
+
+Every encoder maps images (N, 3, H, W) to pooled features (N, out_features). Our ResNets name their parameters
+as torchvision does, so weights travel both ways.
+"""
+
+import difflib
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from simplicia.errors import UserError, unknown
+
+_RESNETS: dict[str, dict] = {
+    "resnet18": {"bottleneck": False, "depths": (2, 2, 2, 2), "width": 64},
+    "resnet50": {"bottleneck": True, "depths": (3, 4, 6, 3), "width": 64},
+    "resnet50x2": {"bottleneck": True, "depths": (3, 4, 6, 3), "width": 128},
+    "resnet50x4": {"bottleneck": True, "depths": (3, 4, 6, 3), "width": 256},
+    # three narrow stages at a quarter of the image's area: for CPUs, the demo and the tests
+    "tiny": {"bottleneck": False, "depths": (1, 1, 1), "width": 32, "stem_stride": 2},
+}
+
+
+def names() -> list[str]:
+    """The encoders built in; any name of ``timm.list_models()`` works as well."""
+    return list(_RESNETS)
+
+
+def create(
+    name: str,
+    stem: Literal["small", "imagenet"] = "small",
+    stem_padding: int = 1,
+    pretrained: bool = False,
+    **options,
+) -> nn.Module:
+    """An encoder with ``.out_features``.
+
+    ``stem`` and ``stem_padding`` are for the built-in ResNets: "small" is a 3x3 convolution without pooling
+    (padding 2 repeats the paper's code), "imagenet" the usual 7x7 with pooling. Other names come from timm
+    ("timm/resnet50" asks for timm's own ResNet), with its pretrained weights on request and ``options`` handed on.
+    """
+    if name in _RESNETS:
+        if pretrained:
+            raise UserError(f"encoder {name!r} has no pretrained weights; 'timm/resnet50' and other timm names do")
+        if options:
+            raise unknown(f"option of encoder {name!r}:", next(iter(options)), ["stem", "stem_padding"])
+        return ResNet(**_RESNETS[name], stem=stem, stem_padding=stem_padding)
+    return _from_timm(name, pretrained, **options)
+
+
+class ResNet(nn.Module):
+    """A residual network that ends with global average pooling (He et al., https://arxiv.org/abs/1512.03385)."""
+
+    def __init__(
+        self,
+        bottleneck: bool,
+        depths: tuple[int, ...],
+        width: int = 64,
+        stem: Literal["small", "imagenet"] = "small",
+        stem_padding: int = 1,
+        stem_stride: int = 1,  # of the small stem
+    ):
+        super().__init__()
+        if stem == "small":
+            self.conv1 = nn.Conv2d(3, width, 3, stem_stride, stem_padding, bias=False)
+            self.maxpool: nn.Module = nn.Identity()
+        elif stem == "imagenet":
+            self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+            self.maxpool = nn.MaxPool2d(3, 2, 1)
+        else:
+            raise unknown("stem", stem, ["small", "imagenet"])
+        self.bn1 = nn.BatchNorm2d(width)
+        block = _BottleneckBlock if bottleneck else _BasicBlock
+        channels = width
+        for i, depth in enumerate(depths):
+            blocks = []
+            for j in range(depth):
+                stride = 2 if i > 0 and j == 0 else 1
+                blocks.append(block(channels, width * 2**i, stride))
+                channels = width * 2**i * block.expansion
+            setattr(self, f"layer{i + 1}", nn.Sequential(*blocks))
+        self.stages = len(depths)
+        self.out_features = channels
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        for i in range(self.stages):
+            x = getattr(self, f"layer{i + 1}")(x)
+        return x.mean((2, 3))
+
+
+class _BasicBlock(nn.Module):
+    expansion = 1
+
+    def __init__(self, channels: int, width: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(channels, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class _BottleneckBlock(nn.Module):
+    expansion = 4
+
+    def __init__(self, channels: int, width: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, width * 4, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(width * 4)
+        self.downsample = _shortcut(channels, width * 4, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+def _shortcut(channels: int, out: int, stride: int) -> nn.Module | None:
+    if stride == 1 and channels == out:
+        return None
+    return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+
+class _TimmEncoder(nn.Module):
+    """A timm model without its classifier."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+        self.out_features = int(getattr(model, "head_hidden_size", None) or model.num_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+def _from_timm(name: str, pretrained: bool, **options) -> nn.Module:
+    import timm
+
+    own_name = name.removeprefix("timm/")
+    if not timm.is_model(own_name.split(".")[0]):
+        near = difflib.get_close_matches(own_name, [*names(), *timm.list_models()], n=3, cutoff=0.5)
+        raise unknown("encoder", name, near or names())
+    return _TimmEncoder(timm.create_model(own_name, pretrained=pretrained, num_classes=0, **options))

@@ -1,0 +1,19 @@
+"""Errors that are the user's to mend: one sentence with what was given and what would be right."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """What the user gave cannot be used. The command line prints it and leaves with status 2."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, with the nearest ones that do."""
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
+    if near:
+        hint = "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    else:
+        hint = f"known: {', '.join(known[:20])}{', …' if len(known) > 20 else ''}"
+    return UserError(f"unknown {kind} {name!r}; {hint}")

@@ -1,0 +1,81 @@
+"""Linear layers, dense and block-diagonal, and the MLP heads of the methods."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BlockLinear(nn.Module):
+    """A linear layer whose weight is block-diagonal: one batched product of ``blocks`` small matrices.
+
+    Each block is initialised like its own ``nn.Linear``.
+    """
+
+    def __init__(self, in_features: int, out_features: int, blocks: int, bias: bool = True):
+        super().__init__()
+        if blocks < 1 or in_features % blocks or out_features % blocks:
+            raise ValueError(
+                f"{blocks} blocks do not divide {in_features} inputs and {out_features} outputs; "
+                f"{math.gcd(in_features, out_features)} and its divisors do"
+            )
+        self.in_features, self.out_features, self.blocks = in_features, out_features, blocks
+        self.weight = nn.Parameter(torch.empty(blocks, out_features // blocks, in_features // blocks))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = (self.in_features // self.blocks) ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.reshape(-1, self.blocks, self.in_features // self.blocks).transpose(0, 1)
+        y = torch.bmm(parts, self.weight.transpose(1, 2))  # (blocks, N, out / blocks)
+        y = y.transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
+
+    def dense_weight(self) -> Tensor:
+        """The same weight as one (out_features, in_features) matrix with zeros outside the blocks."""
+        return torch.block_diag(*self.weight)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, blocks={self.blocks}, "
+            f"bias={self.bias is not None}"
+        )
+
+
+def mlp(
+    in_features: int,
+    hidden: int,
+    out_features: int,
+    layers: int = 2,
+    norm: bool = True,
+    activation: type[nn.Module] = nn.ReLU,
+    blocks: int = 1,  # of the first layer, to follow a block-diagonal embedder
+) -> nn.Sequential:
+    """Linear, (BatchNorm,) activation, repeated, and a last Linear."""
+    modules: list[nn.Module] = []
+    width = in_features
+    for _ in range(layers - 1):
+        first_of_blocks = blocks > 1 and not modules
+        modules.append(BlockLinear(width, hidden, blocks) if first_of_blocks else nn.Linear(width, hidden))
+        if norm:
+            modules.append(nn.BatchNorm1d(hidden))
+        modules.append(activation())
+        width = hidden
+    return nn.Sequential(*modules, nn.Linear(width, out_features))
+
+
+class Prototypes(nn.Module):
+    """Scores against learned unit vectors: a weight-normalised linear layer with its gain fixed at 1."""
+
+    def __init__(self, in_features: int, count: int):
+        super().__init__()
+        self.weight = nn.Parameter(nn.Linear(in_features, count, bias=False).weight.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, F.normalize(self.weight, dim=1))

@@ -1,0 +1,157 @@
+"""The seven objectives as pure functions of tensors.
+
+All compute in 32 bits (64 if given) whatever autocast says, and are right when the batch is spread over
+processes: each returns the whole batch's loss, and DDP's averaging gives the whole batch's gradient.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from simplicia.distributed import average, gather, rank, world_size
+
+
+def _full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Run a loss outside autocast, with 16-bit inputs widened to 32 bits."""
+
+    def widen(x):
+        return x.float() if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
+
+    @functools.wraps(loss)
+    def wrapped(first: Tensor, *args, **kwargs) -> Tensor:
+        with torch.autocast(first.device.type, enabled=False):
+            return loss(widen(first), *map(widen, args), **{k: widen(v) for k, v in kwargs.items()})
+
+    return wrapped
+
+
+@_full_precision
+def nt_xent(z1: Tensor, z2: Tensor, temperature: float | Tensor = 0.2) -> Tensor:
+    """SimCLR: each of the 2N embeddings must find its other view among the 2N - 1 others.
+
+    -log( exp(cos(z_i, z_i')/T) / sum_{k != i} exp(cos(z_i, z_k)/T) ), mean over all anchors.
+    """
+    z1, z2 = F.normalize(z1, dim=-1), F.normalize(z2, dim=-1)
+    everyone = torch.cat([gather(z1), gather(z2)])
+    n, total = len(z1), len(z1) * world_size()
+    own = rank() * n + torch.arange(n, device=z1.device)  # where this process's rows stand among everyone's
+    logits = torch.cat([z1, z2]) @ everyone.T / temperature
+    logits = logits.scatter(1, torch.cat([own, own + total])[:, None], float("-inf"))  # not with oneself
+    return average(F.cross_entropy(logits, torch.cat([own + total, own])))
+
+
+@_full_precision
+def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float | Tensor = 0.2) -> Tensor:
+    """MoCo: a query must tell its key from the keys of a queue (D, K) with unit columns.
+
+    -log( exp(cos(q, k)/T) / (exp(cos(q, k)/T) + sum_j exp(<q, queue_j>/T)) ); key and queue get no gradient.
+    """
+    query, key = F.normalize(query, dim=-1), F.normalize(key.detach(), dim=-1)
+    positive = (query * key).sum(-1, keepdim=True)
+    logits = torch.cat([positive, query @ queue.detach().to(query.dtype)], dim=1) / temperature
+    return average(F.cross_entropy(logits, torch.zeros(len(query), dtype=torch.long, device=query.device)))
+
+
+@_full_precision
+def byol(prediction: Tensor, target: Tensor) -> Tensor:
+    """BYOL, one direction: mean of 2 - 2 cos(prediction, target); the target gets no gradient."""
+    return average(2 - 2 * F.cosine_similarity(prediction, target.detach(), dim=-1).mean())
+
+
+@_full_precision
+def barlow_twins(z1: Tensor, z2: Tensor, lamb: float = 0.0051, scale: float = 0.1) -> Tensor:
+    """Barlow Twins: the two views' cross-correlation should be the identity.
+
+    scale * ( sum_i (1 - C_ii)^2 + lamb * sum_{i != j} C_ij^2 ), C = s(z1)^T s(z2) / N with s standardising each
+    feature over the batch (biased variance, eps 1e-5).
+    """
+    z1, z2 = (F.batch_norm(gather(z), None, None, training=True, eps=1e-5) for z in (z1, z2))
+    correlation = z1.T @ z2 / len(z1)
+    on_diagonal = correlation.diagonal()
+    off_diagonal = correlation.square().sum() - on_diagonal.square().sum()
+    return scale * ((on_diagonal - 1).square().sum() + lamb * off_diagonal)
+
+
+@_full_precision
+def vicreg(z1: Tensor, z2: Tensor, sim: float = 25.0, var: float = 25.0, cov: float = 1.0) -> Tensor:
+    """VICReg: views alike (invariance), features alive (variance), features unrelated (covariance).
+
+    sim * mse(z1, z2) + var * sum_views mean_d relu(1 - sqrt(Var_d + 1e-4)) + cov * sum_views sum_{i != j} Cov_ij^2 / D
+    """
+    z1, z2 = gather(z1), gather(z2)
+    loss = sim * F.mse_loss(z1, z2)
+    for z in (z1, z2):
+        centred = z - z.mean(0)
+        covariance = centred.T @ centred / (len(z) - 1)
+        variance = covariance.diagonal()
+        off_diagonal = covariance.square().sum() - variance.square().sum()
+        loss = loss + var * F.relu(1 - (variance + 1e-4).sqrt()).mean() + cov * off_diagonal / z.shape[1]
+    return loss
+
+
+@torch.no_grad()
+def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
+    """Soft assignments (N, K) near softmax(scores / epsilon) that use all K prototypes equally.
+
+    Works on logarithms: exp(scores / epsilon) would overflow 32 bits from a score of 4.4 on.
+    """
+    log_q = scores / epsilon
+    for _ in range(iterations):
+        log_q = log_q - log_q.logsumexp(0, keepdim=True)
+        log_q = log_q - log_q.logsumexp(1, keepdim=True)
+    return log_q.exp()
+
+
+@_full_precision
+def swav(
+    scores1: Tensor,
+    scores2: Tensor,
+    temperature: float | Tensor = 0.1,
+    epsilon: float = 0.05,
+    iterations: int = 3,
+    queue1: Tensor | None = None,
+    queue2: Tensor | None = None,
+) -> Tensor:
+    """SwAV: each view's prototype scores must predict the other's Sinkhorn assignment.
+
+    Mean of the two swaps of -sum_k q_k log softmax(scores / T)_k. Queues are scores of earlier samples (the same
+    in every process); they take part in the assignment only.
+    """
+
+    def assign(scores: Tensor, queue: Tensor | None) -> Tensor:
+        everyone = gather(scores.detach())
+        with_queue = everyone if queue is None else torch.cat([everyone, queue.detach().to(everyone.dtype)])
+        q = sinkhorn(with_queue, epsilon, iterations)[: len(everyone)]
+        return q.chunk(world_size())[rank()]
+
+    def cross_entropy(assignment: Tensor, scores: Tensor) -> Tensor:
+        return -(assignment * F.log_softmax(scores / temperature, dim=-1)).sum(-1).mean()
+
+    q1, q2 = assign(scores1, queue1), assign(scores2, queue2)
+    return average((cross_entropy(q1, scores2) + cross_entropy(q2, scores1)) / 2)
+
+
+@_full_precision
+def dino(
+    student1: Tensor,
+    student2: Tensor,
+    teacher1: Tensor,
+    teacher2: Tensor,
+    center: Tensor,
+    student_temperature: float | Tensor = 0.1,
+    teacher_temperature: float | Tensor = 0.04,
+) -> Tensor:
+    """DINO: the student of one view must predict the centred, sharpened teacher of the other.
+
+    Mean of the two crossed directions of -sum_k softmax((t - center)/T_t)_k log softmax(s/T_s)_k; the teacher gets
+    no gradient.
+    """
+
+    def direction(teacher: Tensor, student: Tensor) -> Tensor:
+        p = torch.softmax((teacher.detach() - center) / teacher_temperature, dim=-1)
+        return -(p * F.log_softmax(student / student_temperature, dim=-1)).sum(-1).mean()
+
+    return average((direction(teacher1, student2) + direction(teacher2, student1)) / 2)

@@ -1,0 +1,47 @@
+"""MoCo v2, symmetric, with one queue per view (He et al., https://arxiv.org/abs/1911.05722)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from simplicia import losses
+from simplicia.layers import mlp
+from simplicia.methods.base import Branch, Queue, TargetMethod
+from simplicia.sem import Temperature
+
+
+class MoCo(TargetMethod):
+    """A query must find the target network's key of the other view among a queue of earlier keys."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        bottleneck: nn.Module,
+        second_temperature: Temperature | None = None,
+        hidden: int = 2048,
+        out: int = 128,
+        temperature: float = 0.2,  # of the loss
+        queue: int = 32768,
+        momentum: float = 0.99,
+        final_momentum: float = 0.999,
+    ):
+        projector = mlp(bottleneck.out_features, hidden, out, norm=False, blocks=bottleneck.blocks)
+        super().__init__(encoder, bottleneck, projector, second_temperature, momentum, final_momentum)
+        self.temperature = temperature
+        self.queue = Queue(queue, out)
+        self.keys: Tensor | None = None
+
+    def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
+        query1, query2 = (branch.projection for branch in branches)
+        key1, key2 = (F.normalize(key.float(), dim=-1) for key in self.targets(views))
+        self.keys = torch.stack([key1, key2])  # to be queued after the step, when backward needs the queue no more
+        queue1, queue2 = (vectors.T for vectors in self.queue.vectors)
+        first = losses.info_nce(query1, key2, queue2, self.temperature)
+        second = losses.info_nce(query2, key1, queue1, self.temperature)
+        return (first + second) / 2
+
+    def after_step(self) -> None:
+        super().after_step()
+        if self.keys is not None:
+            self.queue.push(self.keys)
+            self.keys = None

@@ -1,0 +1,28 @@
+"""SimCLR (Chen et al., https://arxiv.org/abs/2002.05709)."""
+
+from torch import Tensor, nn
+
+from simplicia import losses
+from simplicia.layers import mlp
+from simplicia.methods.base import Branch, Method
+from simplicia.sem import Temperature
+
+
+class SimCLR(Method):
+    """Two views of an image attract, all other images of the batch repel."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        bottleneck: nn.Module,
+        second_temperature: Temperature | None = None,
+        hidden: int = 2048,
+        out: int = 256,
+        temperature: float = 0.2,  # of the loss
+    ):
+        projector = mlp(bottleneck.out_features, hidden, out, norm=False, blocks=bottleneck.blocks)
+        super().__init__(encoder, bottleneck, projector, second_temperature)
+        self.temperature = temperature
+
+    def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
+        return losses.nt_xent(branches[0].projection, branches[1].projection, self.temperature)

@@ -1,0 +1,67 @@
+"""SwAV (Caron et al., https://arxiv.org/abs/2006.09882)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from simplicia import losses
+from simplicia.layers import Prototypes, mlp
+from simplicia.methods.base import Branch, Method, Queue
+from simplicia.sem import Temperature
+
+
+class SwAV(Method):
+    """Each view must predict to which prototypes the other view was assigned."""
+
+    prototype_rate: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        bottleneck: nn.Module,
+        second_temperature: Temperature | None = None,
+        hidden: int = 2048,
+        out: int = 128,
+        prototypes: int = 3000,
+        temperature: float = 0.1,  # of the loss
+        epsilon: float = 0.05,  # of Sinkhorn
+        iterations: int = 3,  # of Sinkhorn
+        queue: int = 3840,
+        queue_start: int = 50,  # the epoch from which the queue takes part in the assignment
+        frozen_epochs: int = 2,  # during which the prototypes stay as they are
+    ):
+        projector = mlp(bottleneck.out_features, hidden, out, blocks=bottleneck.blocks)
+        super().__init__(encoder, bottleneck, projector, second_temperature)
+        self.prototypes = Prototypes(out, prototypes)
+        self.temperature, self.sinkhorn = temperature, {"epsilon": epsilon, "iterations": iterations}
+        self.queue = Queue(queue, out)
+        self.queue_start, self.frozen_epochs = queue_start, frozen_epochs
+        self.queue_used = False
+        self.vectors: Tensor | None = None
+        self.register_buffer("prototype_rate", torch.ones(()), persistent=False)
+
+    def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
+        first, second = (F.normalize(branch.projection, dim=-1) for branch in branches)
+        self.vectors = torch.stack([first, second]).detach()
+        queues = {}
+        if self.queue_used:
+            queue1, queue2 = (self.prototypes(vectors).detach() for vectors in self.queue.vectors)
+            queues = {"queue1": queue1, "queue2": queue2}
+        scores1, scores2 = self.prototypes(first), self.prototypes(second)
+        return losses.swav(scores1, scores2, self.temperature, **self.sinkhorn, **queues)
+
+    def schedule(self, step: int, total_steps: int, epoch: int) -> None:
+        self.prototype_rate.fill_(float(epoch >= self.frozen_epochs))
+        self.queue_used = epoch >= self.queue_start
+
+    @property
+    def phase(self) -> int:
+        return int(self.queue_used)
+
+    def rates(self) -> dict[str, Tensor]:
+        return {"prototypes": self.prototype_rate}
+
+    def after_step(self) -> None:
+        if self.vectors is not None:
+            self.queue.push(self.vectors)
+            self.vectors = None

@@ -1,0 +1,179 @@
+"""Simplicial embeddings: a vector becomes L small probability vectors of V entries each.
+
+Lavoie et al., "Simplicial Embeddings in Self-Supervised Learning and Downstream Classification",
+ICLR 2023, https://arxiv.org/abs/2204.00616. This file needs nothing but torch (and layers.py for blocks > 1).
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Temperature = float | Tensor
+
+
+def simplicial(x: Tensor, vertices: int, temperature: Temperature = 1.0) -> Tensor:
+    """Softmax over each group of ``vertices`` entries: (..., L*V) -> (..., L*V), each group sums to one.
+
+    Temperature 0 gives the one-hot argmax. A float is checked; a tensor is trusted to be positive and never
+    branched on, so it can be scheduled inside a captured step. It may be 0-d or broadcast to (..., L, 1).
+    """
+    groups = _groups(x, vertices)
+    if not isinstance(temperature, Tensor):
+        _check_temperature(temperature)
+        if temperature == 0:
+            return F.one_hot(groups.argmax(-1), vertices).to(x.dtype).flatten(-2)
+        if temperature == 1 and not _is_half(x):
+            return torch.softmax(groups, -1).flatten(-2)
+        if temperature < 1e-4:  # a quotient this large may overflow; differences to the maximum only underflow
+            groups = groups - groups.detach().amax(-1, keepdim=True)
+            temperature = max(temperature, torch.finfo(torch.float32).tiny)
+    elif temperature.requires_grad:  # a learned temperature needs its own gradient
+        wide = groups.float() if _is_half(x) else groups
+        return torch.softmax(wide / temperature, -1).to(x.dtype).flatten(-2)
+    return _ScaledSoftmax.apply(groups, 1 / temperature).flatten(-2)
+
+
+def entropy(probabilities: Tensor, vertices: int) -> Tensor:
+    """Entropy of each simplex in nats: (..., L*V) -> (..., L), from 0 (one-hot) to ln V (uniform).
+
+    Value and gradient are finite at probability 0.
+    """
+    p = _groups(probabilities, vertices)
+    wide = p.float() if _is_half(p) else p
+    return -(wide * wide.clamp_min(torch.finfo(wide.dtype).tiny).log()).sum(-1).to(p.dtype)
+
+
+class SimplicialEmbedding(nn.Module):
+    """Drop-in simplicial embedding: (..., in_features) -> (..., simplices * vertices).
+
+    Embeds with a linear layer, normalises, and applies a softmax with a temperature to each simplex.
+    """
+
+    penalty = 0.0  # what a training method adds to its loss for this bottleneck
+
+    def __init__(
+        self,
+        in_features: int,
+        simplices: int = 5000,  # L
+        vertices: int = 13,  # V, the entries of each simplex
+        temperature: Temperature = 1.0,
+        norm: Literal["batch", "layer"] | None = "batch",
+        embedder: Literal["linear", "identity", "mlp"] = "linear",
+        blocks: int = 1,  # block-diagonal embedder with this many blocks
+    ):
+        super().__init__()
+        for name, value in (("in_features", in_features), ("simplices", simplices), ("vertices", vertices)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        self.in_features, self.simplices, self.vertices = in_features, simplices, vertices
+        self.out_features = simplices * vertices
+        self.blocks = blocks
+        if not isinstance(temperature, Tensor):
+            _check_temperature(temperature)
+        self.temperature = temperature  # a setting, free to be changed; not part of the state_dict
+        self.embedder = _embedder(embedder, in_features, self.out_features, blocks, bias=norm is None)
+        self.norm = _norm(norm, self.out_features)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """The normalised embedding before the softmax."""
+        z = self.embedder(h)
+        if isinstance(self.norm, nn.BatchNorm1d) and z.dim() != 2:
+            return self.norm(z.reshape(-1, self.out_features)).view_as(z)
+        return self.norm(z)
+
+    def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
+        return simplicial(self.logits(h), self.vertices, self.temperature if temperature is None else temperature)
+
+    def codes(self, h: Tensor) -> Tensor:
+        """The index of the largest entry of each simplex: (..., in_features) -> (..., simplices)."""
+        return _groups(self.logits(h), self.vertices).argmax(-1)
+
+    def extra_repr(self) -> str:
+        return f"simplices={self.simplices}, vertices={self.vertices}, temperature={self.temperature}"
+
+
+class _ScaledSoftmax(torch.autograd.Function):
+    """softmax(scale * x) over the last dimension, computed in float32 for 16-bit inputs.
+
+    Keeps only its result for backward, in the input's own precision, and scales in place in both directions.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, scale: Temperature) -> Tensor:
+        wide = x.float().mul_(scale) if _is_half(x) else x * scale
+        return torch.softmax(wide, -1).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        scale = inputs[1]
+        if isinstance(scale, Tensor):
+            ctx.save_for_backward(output, scale)
+        else:
+            ctx.save_for_backward(output)
+            ctx.scale = scale
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        y, scale = ctx.saved_tensors if len(ctx.saved_tensors) == 2 else (*ctx.saved_tensors, ctx.scale)
+        dtype = y.dtype
+        if _is_half(y):
+            y, grad = y.float(), grad.float()
+        # d softmax: y * (grad - <grad, y>), in one pass
+        return torch._softmax_backward_data(grad, y, -1, y.dtype).mul_(scale).to(dtype), None
+
+
+def _is_half(x: Tensor) -> bool:
+    return x.dtype in (torch.float16, torch.bfloat16)
+
+
+def _groups(x: Tensor, vertices: int) -> Tensor:
+    if vertices < 1:
+        raise ValueError(f"vertices is {vertices}; a simplex needs at least 1")
+    if x.dim() == 0 or x.shape[-1] % vertices:
+        size = x.shape[-1] if x.dim() else "no"
+        raise ValueError(f"{size} features cannot be split into simplices of {vertices} vertices; give a multiple")
+    return x.unflatten(-1, (x.shape[-1] // vertices, vertices))
+
+
+def _check_temperature(value: float) -> None:
+    if not value >= 0:  # NaN is caught as well
+        raise ValueError(f"temperature is {value}; it must be 0 (one-hot) or positive")
+
+
+def _linear(in_features: int, out_features: int, blocks: int, bias: bool) -> nn.Module:
+    if blocks == 1:
+        return nn.Linear(in_features, out_features, bias=bias)
+    from simplicia.layers import BlockLinear
+
+    return BlockLinear(in_features, out_features, blocks, bias=bias)
+
+
+def _embedder(kind: str, in_features: int, out_features: int, blocks: int, bias: bool) -> nn.Module:
+    if kind == "linear":
+        return _linear(in_features, out_features, blocks, bias)
+    if kind == "mlp":
+        hidden = _linear(in_features, in_features, blocks, bias=False)
+        last = _linear(in_features, out_features, blocks, bias)
+        return nn.Sequential(hidden, nn.BatchNorm1d(in_features), nn.ReLU(), last)
+    if kind == "identity":
+        if in_features != out_features:
+            raise ValueError(
+                f"embedder 'identity' keeps {in_features} features, but simplices * vertices is {out_features}; "
+                "choose them equal"
+            )
+        return nn.Identity()
+    raise ValueError(f"embedder is {kind!r}; choose 'linear', 'identity' or 'mlp'")
+
+
+def _norm(kind: str | None, features: int) -> nn.Module:
+    if kind is None:
+        return nn.Identity()
+    if kind == "batch":
+        return nn.BatchNorm1d(features)
+    if kind == "layer":
+        return nn.LayerNorm(features)
+    raise ValueError(f"norm is {kind!r}; choose 'batch', 'layer' or None")

@@ -1,0 +1,197 @@
+"""Every method with every bottleneck: what a step gives, and what follows it."""
+
+import copy
+
+import pytest
+import torch
+
+from simplicia import bottlenecks, encoders, methods
+from simplicia.methods.base import Queue
+
+SIZES = {"none": {}, "sem": {"simplices": 16, "vertices": 5}}
+BOTH = [(m, b) for m in methods.names() for b in bottlenecks.names()]
+
+
+def build(name, bottleneck="sem", second_temperature=None, blocks=1, **options):
+    torch.manual_seed(0)
+    encoder = encoders.create("tiny")
+    extra = {"blocks": blocks} if blocks > 1 else {}
+    bottleneck = bottlenecks.create(bottleneck, encoder.out_features, **SIZES[bottleneck], **extra)
+    return methods.create(name, encoder, bottleneck, second_temperature, hidden=64, **options)
+
+
+def views(n=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(n, 3, 16, 16, generator=generator) for _ in range(2)]
+
+
+@pytest.mark.parametrize(("name", "bottleneck"), BOTH)
+def test_a_step_is_finite_and_every_parameter_gets_a_gradient(name, bottleneck):
+    method = build(name, bottleneck)
+    method.schedule(0, 100, 0)
+    output = method(views())
+    output.loss.backward()
+    assert output.loss.shape == () and output.loss.isfinite()
+    assert len(output.features) == len(output.embeddings) == 2
+    assert output.embeddings[0].shape == (8, method.online.bottleneck.out_features)
+    for key, p in method.named_parameters():
+        if p.requires_grad:
+            assert p.grad is not None and p.grad.abs().sum() > 0, f"no gradient for {key}"
+        else:
+            assert key.startswith("target.") and p.grad is None
+    method.after_step()
+
+
+@pytest.mark.parametrize(("name", "bottleneck"), [(m, b) for m, b in BOTH if m in ("byol", "moco", "dino")])
+def test_target_starts_equal_and_follows_the_average_exactly(name, bottleneck):
+    method = build(name, bottleneck)
+    for target, online in zip(method.target.parameters(), method.online.parameters(), strict=True):
+        assert torch.equal(target, online) and target.data_ptr() != online.data_ptr()
+    method.schedule(30, 100, 0)
+    momentum = method.momentum.item()
+    assert method.momenta[0] < momentum < method.momenta[1]
+    before = copy.deepcopy(method.target.state_dict())
+    method(views()).loss.backward()
+    statistics = {k: v.clone() for k, v in method.target.state_dict().items() if "running" in k}
+    with torch.no_grad():
+        for p in method.parameters():
+            if p.grad is not None:
+                p -= 0.1 * p.grad
+    method.after_step()
+    online, target = method.online.state_dict(), method.target.state_dict()
+    for key, _ in method.target.named_parameters():
+        expected = momentum * before[key].double() + (1 - momentum) * online[key].double()
+        torch.testing.assert_close(target[key].double(), expected, rtol=1e-5, atol=1e-7)
+    for key, value in statistics.items():  # BatchNorm statistics are the target's own, not an average
+        assert torch.equal(target[key], value) and not torch.equal(value, before[key])
+
+
+def test_momentum_follows_a_cosine():
+    method = build("byol")
+    seen = []
+    for step in (0, 50, 100):
+        method.schedule(step, 100, 0)
+        seen.append(method.momentum.item())
+    assert seen == pytest.approx([0.99, 0.995, 1.0])
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_second_temperature_belongs_to_the_target_or_to_view_two(name):
+    first, second = build(name), build(name, second_temperature=0.1)
+    batch = views()
+    for method in (first, second):
+        method.eval()
+    one, two = first(batch), second(batch)
+    assert not torch.equal(one.loss, two.loss)
+    assert torch.equal(one.embeddings[0], two.embeddings[0])
+    has_target = hasattr(first, "target")
+    assert torch.equal(one.embeddings[1], two.embeddings[1]) == has_target
+    sharper = first.online.bottleneck(first.online.encoder(batch[1]), 0.1)
+    if not has_target:
+        torch.testing.assert_close(two.embeddings[1], sharper.detach())
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_projector_follows_the_bottlenecks_blocks(name):
+    dense, blocks = build(name), build(name, blocks=4)
+    count = {m: sum(p.numel() for p in m.online.parameters()) for m in (dense, blocks)}
+    width = 16 * 5
+    saved = (128 * width + width * 64) * 3 // 4  # the embedder and the projector's first layer
+    assert count[dense] - count[blocks] == saved
+    assert blocks(views()).loss.isfinite()
+
+
+def test_batch_norm_sees_one_view_at_a_time():
+    method = build("simclr")
+    batch = views()
+    alone = copy.deepcopy(method.online)
+    embedding = alone(batch[0]).embedding
+    output = method(batch)
+    torch.testing.assert_close(output.embeddings[0], embedding.detach())
+    assert method.online.encoder.bn1.num_batches_tracked == 2
+
+
+def test_queue_is_a_ring():
+    queue = Queue(5, 2)
+    start = queue.vectors.clone()
+    a = torch.arange(12.0).view(2, 3, 2)
+    queue.push(a)
+    assert torch.equal(queue.vectors[:, :3], a) and torch.equal(queue.vectors[:, 3:], start[:, 3:])
+    queue.push(a + 100)
+    assert torch.equal(queue.vectors[:, 3:], a[:, :2] + 100) and torch.equal(queue.vectors[:, 0], a[:, 2] + 100)
+    assert torch.equal(queue.vectors[:, 1:3], a[:, 1:])
+    large = torch.randn(2, 7, 2)
+    queue.push(large)  # only the newest five fit
+    assert sorted(queue.vectors[0, :, 0].tolist()) == sorted(large[0, 2:, 0].tolist())
+
+
+def test_moco_and_swav_queue_what_they_saw():
+    for name in ("moco", "swav"):
+        method = build(name, queue=24)
+        method(views()).loss.backward()
+        before = method.queue.vectors.clone()
+        method.after_step()
+        assert method.queue.pointer == 8
+        assert not torch.equal(method.queue.vectors[:, :8], before[:, :8])
+        assert torch.equal(method.queue.vectors[:, 8:], before[:, 8:])
+        torch.testing.assert_close(method.queue.vectors.norm(dim=-1), torch.ones(2, 24))
+
+
+def test_swav_uses_its_queue_from_its_epoch_and_says_so():
+    method = build("swav", queue=24, queue_start=3)
+    phases = []
+    for epoch in range(5):
+        method.schedule(epoch, 5, epoch)
+        phases.append(method.phase)
+    assert phases == [0, 0, 0, 1, 1]
+    with_queue = method(views()).loss
+    method.queue_used = False
+    assert not torch.equal(with_queue, method(views()).loss)
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("swav", 2), ("dino", 1)])
+def test_freezing_is_a_rate_that_names_real_parameters(name, epochs):
+    method = build(name)
+    ((prefix, rate),) = method.rates().items()
+    assert [k for k, _ in method.named_parameters() if k.startswith(prefix + ".")] == [f"{prefix}.weight"]
+    assert dict(method.named_parameters())[f"{prefix}.weight"].requires_grad
+    for epoch in range(4):
+        method.schedule(epoch, 4, epoch)
+        assert rate.item() == float(epoch >= epochs)
+
+
+def test_dino_centre_and_teacher_temperature():
+    method = build("dino", prototypes=32, warmup_epochs=11)
+    temperatures = []
+    for epoch in (0, 5, 10, 20):
+        method.schedule(0, 1, epoch)
+        temperatures.append(method.teacher_temperature.item())
+    assert temperatures == pytest.approx([0.04, 0.055, 0.07, 0.07])
+    batch = views()
+    teacher = torch.cat(copy.deepcopy(method).targets(batch))
+    method(batch)
+    method.after_step()
+    torch.testing.assert_close(method.center, 0.1 * teacher.mean(0))
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_compiles_without_a_graph_break(name):
+    method = build(name, queue=16) if name in ("moco", "swav") else build(name)
+    compiled = torch.compile(method, fullgraph=True, backend="aot_eager")
+    method.eval()
+    torch.testing.assert_close(compiled(views()).loss, method(views()).loss)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: methods.create("boyl", None, None), "'byol'"),
+        (lambda: build("byol", momentun=0.9), "'momentum'"),
+        (lambda: methods.options("simclear"), "'simclr'"),
+        (lambda: build("byol")(views()[:1]), "takes 2"),
+    ],
+)
+def test_bad_input_is_one_sentence(call, words):
+    with pytest.raises(ValueError, match=words) as error:
+        call()
+    assert "\n" not in str(error.value)
