@@ -1,6 +1,6 @@
 """Simplicia: simplicial embeddings (SEM), a trainer for them, and a laboratory to look inside.
 
-``import simplicia`` brings the module alone; the rooms (losses, methods, train, …) are imported when first used.
+``import simplicia`` brings the module alone; the rooms (losses, methods, train, …) come when first used.
 """
 
 import importlib
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _ROOMS = {"bottlenecks", "data", "encoders", "evaluate", "layers", "losses", "methods", "train"}
-_FUNCTIONS = {"pretrain": "simplicia.train", "load": "simplicia.train"}
+_FUNCTIONS = {"pretrain": "simplicia.train", "load": "simplicia.run"}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ as torchvision does, so weights travel both ways.
 """
 
 import difflib
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,11 +38,11 @@ def create(
 
     ``stem`` and ``stem_padding`` are for the built-in ResNets: "small" is a 3x3 convolution without pooling
     (padding 2 repeats the paper's code), "imagenet" the usual 7x7 with pooling. Other names come from timm
-    ("timm/resnet50" asks for timm's own ResNet), with its pretrained weights on request and ``options`` handed on.
+    ("timm/resnet50" for timm's own ResNet), with its pretrained weights on request and ``options`` handed on.
     """
     if name in _RESNETS:
         if pretrained:
-            raise UserError(f"encoder {name!r} has no pretrained weights; 'timm/resnet50' and other timm names do")
+            raise UserError(f"encoder {name!r} has no pretrained weights; 'timm/resnet50' and other names do")
         if options:
             raise unknown(f"option of encoder {name!r}:", next(iter(options)), ["stem", "stem_padding"])
         return ResNet(**_RESNETS[name], stem=stem, stem_padding=stem_padding)
@@ -139,7 +139,7 @@ def _shortcut(channels: int, out: int, stride: int) -> nn.Module | None:
 class _TimmEncoder(nn.Module):
     """A timm model without its classifier."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
         super().__init__()
         self.model = model
         self.out_features = int(getattr(model, "head_hidden_size", None) or model.num_features)

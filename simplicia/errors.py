@@ -17,3 +17,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     else:
         hint = f"known: {', '.join(known[:20])}{', …' if len(known) > 20 else ''}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+class Diverged(RuntimeError):
+    """The loss or the weights are no longer finite."""
+
+
+class Interrupted(RuntimeError):
+    """Training was told to stop, and saved."""
+
+    def __init__(self, message: str, signal: int):
+        super().__init__(message)
+        self.signal = signal

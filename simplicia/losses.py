@@ -65,7 +65,7 @@ def byol(prediction: Tensor, target: Tensor) -> Tensor:
 def barlow_twins(z1: Tensor, z2: Tensor, lamb: float = 0.0051, scale: float = 0.1) -> Tensor:
     """Barlow Twins: the two views' cross-correlation should be the identity.
 
-    scale * ( sum_i (1 - C_ii)^2 + lamb * sum_{i != j} C_ij^2 ), C = s(z1)^T s(z2) / N with s standardising each
+    scale * ( sum_i (1 - C_ii)^2 + lamb * sum_{i != j} C_ij^2 ), C = s(z1)^T s(z2) / N, s standardising each
     feature over the batch (biased variance, eps 1e-5).
     """
     z1, z2 = (F.batch_norm(gather(z), None, None, training=True, eps=1e-5) for z in (z1, z2))
@@ -79,7 +79,8 @@ def barlow_twins(z1: Tensor, z2: Tensor, lamb: float = 0.0051, scale: float = 0.
 def vicreg(z1: Tensor, z2: Tensor, sim: float = 25.0, var: float = 25.0, cov: float = 1.0) -> Tensor:
     """VICReg: views alike (invariance), features alive (variance), features unrelated (covariance).
 
-    sim * mse(z1, z2) + var * sum_views mean_d relu(1 - sqrt(Var_d + 1e-4)) + cov * sum_views sum_{i != j} Cov_ij^2 / D
+    sim * mse(z1, z2) + var * sum_views mean_d relu(1 - sqrt(Var_d + 1e-4))
+    + cov * sum_views sum_{i != j} Cov_ij^2 / D
     """
     z1, z2 = gather(z1), gather(z2)
     loss = sim * F.mse_loss(z1, z2)
@@ -117,8 +118,8 @@ def swav(
 ) -> Tensor:
     """SwAV: each view's prototype scores must predict the other's Sinkhorn assignment.
 
-    Mean of the two swaps of -sum_k q_k log softmax(scores / T)_k. Queues are scores of earlier samples (the same
-    in every process); they take part in the assignment only.
+    Mean of the two swaps of -sum_k q_k log softmax(scores / T)_k. Queues are scores of earlier samples (the
+    same in every process); they take part in the assignment only.
     """
 
     def assign(scores: Tensor, queue: Tensor | None) -> Tensor:
@@ -146,8 +147,8 @@ def dino(
 ) -> Tensor:
     """DINO: the student of one view must predict the centred, sharpened teacher of the other.
 
-    Mean of the two crossed directions of -sum_k softmax((t - center)/T_t)_k log softmax(s/T_s)_k; the teacher gets
-    no gradient.
+    Mean of the two crossed directions of -sum_k softmax((t - center)/T_t)_k log softmax(s/T_s)_k; the teacher
+    gets no gradient.
     """
 
     def direction(teacher: Tensor, student: Tensor) -> Tensor:

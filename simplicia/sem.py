@@ -26,7 +26,7 @@ def simplicial(x: Tensor, vertices: int, temperature: Temperature = 1.0) -> Tens
             return F.one_hot(groups.argmax(-1), vertices).to(x.dtype).flatten(-2)
         if temperature == 1 and not _is_half(x):
             return torch.softmax(groups, -1).flatten(-2)
-        if temperature < 1e-4:  # a quotient this large may overflow; differences to the maximum only underflow
+        if temperature < 1e-4:  # x / temperature may overflow; differences to the maximum only underflow
             groups = groups - groups.detach().amax(-1, keepdim=True)
             temperature = max(temperature, torch.finfo(torch.float32).tiny)
     elif temperature.requires_grad:  # a learned temperature needs its own gradient
@@ -84,7 +84,8 @@ class SimplicialEmbedding(nn.Module):
         return self.norm(z)
 
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
-        return simplicial(self.logits(h), self.vertices, self.temperature if temperature is None else temperature)
+        temperature = self.temperature if temperature is None else temperature
+        return simplicial(self.logits(h), self.vertices, temperature)
 
     def codes(self, h: Tensor) -> Tensor:
         """The index of the largest entry of each simplex: (..., in_features) -> (..., simplices)."""
@@ -135,7 +136,7 @@ def _groups(x: Tensor, vertices: int) -> Tensor:
         raise ValueError(f"vertices is {vertices}; a simplex needs at least 1")
     if x.dim() == 0 or x.shape[-1] % vertices:
         size = x.shape[-1] if x.dim() else "no"
-        raise ValueError(f"{size} features cannot be split into simplices of {vertices} vertices; give a multiple")
+        raise ValueError(f"{size} features do not split into simplices of {vertices}; give a multiple")
     return x.unflatten(-1, (x.shape[-1] // vertices, vertices))
 
 
@@ -162,7 +163,7 @@ def _embedder(kind: str, in_features: int, out_features: int, blocks: int, bias:
     if kind == "identity":
         if in_features != out_features:
             raise ValueError(
-                f"embedder 'identity' keeps {in_features} features, but simplices * vertices is {out_features}; "
+                f"embedder 'identity' keeps {in_features} features, simplices * vertices is {out_features}; "
                 "choose them equal"
             )
         return nn.Identity()

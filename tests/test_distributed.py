@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 sys.path.insert(0, os.path.dirname(__file__))
-from test_losses import CALLS  # noqa: E402
+from test_losses import CALLS
 
 from simplicia import bottlenecks, methods
 from simplicia.encoders import ResNet
@@ -43,7 +43,7 @@ def tiny_method(name):
     sem = bottlenecks.create("sem", 4, simplices=4, vertices=3, norm="layer")
     small = {"hidden": 16, "out": 8}
     method = methods.create(name, encoder, sem, **small)
-    for module in method.modules():  # one process sees other batch statistics than two; the losses are under test
+    for module in method.modules():  # statistics of half a batch differ; losses are under test
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.eval()
     return method.double()
@@ -65,7 +65,8 @@ def images():
 def worker(rank, folder):
     torch.set_num_threads(1)
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=120))
+    limit = timedelta(seconds=120)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=limit)
     out = {}
     mine = slice(4 * rank, 4 * rank + 4)
     for name in CALLS:
@@ -110,6 +111,6 @@ def test_methods_queues_and_centre_are_the_whole_batchs(two_processes, name):
         torch.testing.assert_close(other_loss, loss)
         assert other_grads.keys() == grads.keys()
         for key in grads:
-            torch.testing.assert_close(other_grads[key], grads[key], rtol=1e-6, atol=1e-9, msg=lambda m, k=key: f"{k}: {m}")
+            torch.testing.assert_close(other_grads[key], grads[key], rtol=1e-6, atol=1e-9)
         for key, value in state.items():
             torch.testing.assert_close(value, method.state_dict()[key])

@@ -118,7 +118,8 @@ def test_queue_is_a_ring():
     queue.push(a)
     assert torch.equal(queue.vectors[:, :3], a) and torch.equal(queue.vectors[:, 3:], start[:, 3:])
     queue.push(a + 100)
-    assert torch.equal(queue.vectors[:, 3:], a[:, :2] + 100) and torch.equal(queue.vectors[:, 0], a[:, 2] + 100)
+    assert torch.equal(queue.vectors[:, 3:], a[:, :2] + 100)
+    assert torch.equal(queue.vectors[:, 0], a[:, 2] + 100)
     assert torch.equal(queue.vectors[:, 1:3], a[:, 1:])
     large = torch.randn(2, 7, 2)
     queue.push(large)  # only the newest five fit

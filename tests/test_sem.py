@@ -1,6 +1,7 @@
 """Laws of simplicial embeddings, by property and by independent derivation."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -120,9 +121,13 @@ def test_entropy_at_the_corners_has_finite_value_and_gradient():
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer", None])
-@pytest.mark.parametrize(("embedder", "blocks"), [("linear", 1), ("linear", 4), ("mlp", 1), ("mlp", 4), ("identity", 1)])
+@pytest.mark.parametrize(
+    ("embedder", "blocks"), [("linear", 1), ("linear", 4), ("mlp", 1), ("mlp", 4), ("identity", 1)]
+)
 def test_module_is_embed_normalise_softmax(norm, embedder, blocks):
-    sem = SimplicialEmbedding(20, simplices=4, vertices=5, temperature=0.5, norm=norm, embedder=embedder, blocks=blocks)
+    sem = SimplicialEmbedding(
+        20, simplices=4, vertices=5, temperature=0.5, norm=norm, embedder=embedder, blocks=blocks
+    )
     h = torch.randn(6, 20)
     expected = torch.softmax(sem.eval().norm(sem.embedder(h)).view(6, 4, 5) / 0.5, -1)
     torch.testing.assert_close(sem(h).view(6, 4, 5), expected)
@@ -211,6 +216,6 @@ def test_exports():
     ],
 )
 def test_bad_input_is_one_sentence(call, words):
-    with pytest.raises(ValueError, match="(?s)^.*$") as error:
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
         call()
-    assert words in str(error.value) and "\n" not in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,12 +1,13 @@
 """Seven self-supervised methods, each with any encoder and any bottleneck."""
 
 import inspect
+from collections.abc import Callable
 
 from torch import nn
 
 from simplicia.errors import unknown
 from simplicia.methods.barlow import BarlowTwins
-from simplicia.methods.base import Method, Output, TargetMethod
+from simplicia.methods.base import Bottleneck, Method, Output, TargetMethod
 from simplicia.methods.byol import BYOL
 from simplicia.methods.dino import DINO
 from simplicia.methods.moco import MoCo
@@ -17,7 +18,7 @@ from simplicia.sem import Temperature
 
 __all__ = ["Method", "Output", "TargetMethod", "create", "names", "options"]
 
-_METHODS: dict[str, type[Method]] = {
+_METHODS: dict[str, Callable[..., Method]] = {
     "barlow": BarlowTwins,
     "byol": BYOL,
     "dino": DINO,
@@ -44,7 +45,7 @@ def options(name: str) -> dict[str, float]:
 def create(
     name: str,
     encoder: nn.Module,
-    bottleneck: nn.Module,
+    bottleneck: Bottleneck,
     second_temperature: Temperature | None = None,
     **settings,
 ) -> Method:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,18 @@ from simplicia.distributed import gather
 from simplicia.sem import Temperature
 
 
+class Bottleneck(Protocol):
+    """What a method asks of the module between encoder and projector."""
+
+    out_features: int
+    blocks: int  # how many diagonal blocks the projector's first layer gets
+    penalty: float | Tensor  # added to the method's loss
+
+    def __call__(self, h: Tensor, temperature: Temperature | None = None) -> Tensor: ...
+
+
 class Output(NamedTuple):
-    """What a method returns for a batch: the loss, and per view what a monitor or an online probe looks at."""
+    """What a method returns for a batch: the loss, and per view what a monitor or a probe looks at."""
 
     loss: Tensor
     features: tuple[Tensor, ...]  # the encoder's output, detached
@@ -31,7 +41,7 @@ class Branch(NamedTuple):
 class Network(nn.Module):
     """encoder -> bottleneck -> projector."""
 
-    def __init__(self, encoder: nn.Module, bottleneck: nn.Module, projector: nn.Module):
+    def __init__(self, encoder: nn.Module, bottleneck: Bottleneck, projector: nn.Module):
         super().__init__()
         self.encoder, self.bottleneck, self.projector = encoder, bottleneck, projector
 
@@ -44,14 +54,16 @@ class Network(nn.Module):
 class Method(nn.Module):
     """A self-supervised method: ``method([view1, view2]).loss``.
 
-    Without a target network view 1 uses the bottleneck's temperature and view 2 ``second_temperature`` (tau').
+    Without a target network, view 1 uses the bottleneck's temperature and view 2 the second one (tau').
     BatchNorm sees one view at a time.
     """
+
+    chance: float | None = None  # the loss of guessing, ln K, where the objective is a K-way guess
 
     def __init__(
         self,
         encoder: nn.Module,
-        bottleneck: nn.Module,
+        bottleneck: Bottleneck,
         projector: nn.Module,
         second_temperature: Temperature | None = None,
     ):
@@ -97,7 +109,7 @@ class TargetMethod(Method):
     """A method with a target network, the moving average of the online one.
 
     The target starts as a copy, averages parameters only (its BatchNorms live on their own batches), and uses
-    ``second_temperature``. Its momentum is a tensor that follows a cosine from ``momentum`` to ``final_momentum``.
+    the second temperature. Its momentum is a tensor that follows a cosine from first to final.
     """
 
     momentum: Tensor
@@ -105,7 +117,7 @@ class TargetMethod(Method):
     def __init__(
         self,
         encoder: nn.Module,
-        bottleneck: nn.Module,
+        bottleneck: Bottleneck,
         projector: nn.Module,
         second_temperature: Temperature | None,
         momentum: float,

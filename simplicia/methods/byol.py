@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.layers import mlp
-from simplicia.methods.base import Branch, TargetMethod
+from simplicia.methods.base import Bottleneck, Branch, TargetMethod
 from simplicia.sem import Temperature
 
 
@@ -14,7 +14,7 @@ class BYOL(TargetMethod):
     def __init__(
         self,
         encoder: nn.Module,
-        bottleneck: nn.Module,
+        bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
         hidden: int = 4096,  # of the projector and of the predictor
         out: int = 256,

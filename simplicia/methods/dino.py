@@ -1,5 +1,7 @@
 """DINO (Caron et al., https://arxiv.org/abs/2104.14294)."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from simplicia import losses
 from simplicia.distributed import average
 from simplicia.layers import Prototypes, mlp
-from simplicia.methods.base import Branch, TargetMethod
+from simplicia.methods.base import Bottleneck, Branch, TargetMethod
 from simplicia.sem import Temperature
 
 
@@ -21,7 +23,7 @@ class DINO(TargetMethod):
     def __init__(
         self,
         encoder: nn.Module,
-        bottleneck: nn.Module,
+        bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
         hidden: int = 2048,
         out: int = 256,
@@ -42,6 +44,7 @@ class DINO(TargetMethod):
         self.student_temperature, self.center_momentum = student_temperature, center_momentum
         self.teacher_temperatures = teacher_temperature, final_teacher_temperature
         self.warmup_epochs, self.frozen_epochs = warmup_epochs, frozen_epochs
+        self.chance = math.log(prototypes)
         self.batch_center: Tensor | None = None
         self.register_buffer("center", torch.zeros(prototypes))
         self.register_buffer("teacher_temperature", torch.tensor(teacher_temperature), persistent=False)
@@ -51,7 +54,8 @@ class DINO(TargetMethod):
         teacher = [x.float() for x in self.targets(views)]
         self.batch_center = average(torch.cat(teacher).mean(0))
         students = (branch.projection for branch in branches)
-        return losses.dino(*students, *teacher, self.center, self.student_temperature, self.teacher_temperature)
+        temperatures = self.student_temperature, self.teacher_temperature
+        return losses.dino(*students, *teacher, self.center, *temperatures)
 
     def schedule(self, step: int, total_steps: int, epoch: int) -> None:
         super().schedule(step, total_steps, epoch)

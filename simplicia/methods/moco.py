@@ -1,12 +1,14 @@
 """MoCo v2, symmetric, with one queue per view (He et al., https://arxiv.org/abs/1911.05722)."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.layers import mlp
-from simplicia.methods.base import Branch, Queue, TargetMethod
+from simplicia.methods.base import Bottleneck, Branch, Queue, TargetMethod
 from simplicia.sem import Temperature
 
 
@@ -16,7 +18,7 @@ class MoCo(TargetMethod):
     def __init__(
         self,
         encoder: nn.Module,
-        bottleneck: nn.Module,
+        bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
         hidden: int = 2048,
         out: int = 128,
@@ -29,12 +31,13 @@ class MoCo(TargetMethod):
         super().__init__(encoder, bottleneck, projector, second_temperature, momentum, final_momentum)
         self.temperature = temperature
         self.queue = Queue(queue, out)
+        self.chance = math.log(queue + 1)
         self.keys: Tensor | None = None
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
         query1, query2 = (branch.projection for branch in branches)
         key1, key2 = (F.normalize(key.float(), dim=-1) for key in self.targets(views))
-        self.keys = torch.stack([key1, key2])  # to be queued after the step, when backward needs the queue no more
+        self.keys = torch.stack([key1, key2])  # queued after the step: backward still needs the old
         queue1, queue2 = (vectors.T for vectors in self.queue.vectors)
         first = losses.info_nce(query1, key2, queue2, self.temperature)
         second = losses.info_nce(query2, key1, queue1, self.temperature)

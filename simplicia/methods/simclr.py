@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.layers import mlp
-from simplicia.methods.base import Branch, Method
+from simplicia.methods.base import Bottleneck, Branch, Method
 from simplicia.sem import Temperature
 
 
@@ -14,7 +14,7 @@ class SimCLR(Method):
     def __init__(
         self,
         encoder: nn.Module,
-        bottleneck: nn.Module,
+        bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
         hidden: int = 2048,
         out: int = 256,

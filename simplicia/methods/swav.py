@@ -1,12 +1,14 @@
 """SwAV (Caron et al., https://arxiv.org/abs/2006.09882)."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.layers import Prototypes, mlp
-from simplicia.methods.base import Branch, Method, Queue
+from simplicia.methods.base import Bottleneck, Branch, Method, Queue
 from simplicia.sem import Temperature
 
 
@@ -18,7 +20,7 @@ class SwAV(Method):
     def __init__(
         self,
         encoder: nn.Module,
-        bottleneck: nn.Module,
+        bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
         hidden: int = 2048,
         out: int = 128,
@@ -36,6 +38,7 @@ class SwAV(Method):
         self.temperature, self.sinkhorn = temperature, {"epsilon": epsilon, "iterations": iterations}
         self.queue = Queue(queue, out)
         self.queue_start, self.frozen_epochs = queue_start, frozen_epochs
+        self.chance = math.log(prototypes)
         self.queue_used = False
         self.vectors: Tensor | None = None
         self.register_buffer("prototype_rate", torch.ones(()), persistent=False)

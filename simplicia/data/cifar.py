@@ -1,0 +1,242 @@
+"""CIFAR-10 and CIFAR-100 from their "python version" files, which are pickles.
+
+A pickle is a program, and unpickling runs it. `_interpret` is another interpreter of that language, which
+knows dicts, lists, tuples, strings, small integers and uint8 arrays: nothing in it imports, looks up or calls
+what a file names, and what it builds is bounded by the size of the file.
+"""
+
+import os
+import pickletools
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from simplicia.data.datasets import ImageSet
+from simplicia.errors import UserError
+
+_FOLDER = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+_META = {"cifar10": "batches.meta", "cifar100": "meta"}
+_PARTS = {
+    ("cifar10", "train"): [f"data_batch_{i}" for i in range(1, 6)],
+    ("cifar10", "test"): ["test_batch"],
+    ("cifar100", "train"): ["train"],
+    ("cifar100", "test"): ["test"],
+}
+_MOST_BYTES = 400_000_000  # the largest real file has 155 million bytes; rewritten by Python 3, 240
+_MOST_OPCODES = 5_000_000  # and about half a million opcodes
+
+
+def load(name: str, split: str, data_dir: str | os.PathLike[str] | None, download: bool = False) -> ImageSet:
+    """One split of "cifar10" or "cifar100" below `data_dir`; cifar100 comes with its twenty superclasses."""
+    wanted = f"{_FOLDER[name]} below --data-dir or SIMPLICIA_DATA"
+    if not data_dir:
+        raise UserError(f"{name} needs {wanted}, and neither is given; --download fetches it there")
+    root = Path(data_dir).expanduser()
+    home = root / _FOLDER[name]
+    needed = [home / part for part in [*_PARTS[name, split], _META[name]]]
+    if download and not all(path.is_file() for path in needed):
+        _fetch(name, root)
+    for path in needed:
+        if not path.is_file():
+            raise UserError(f"{name} needs {wanted}, and there is no {str(path)!r}; --download fetches it")
+
+    *parts, meta = ((path, _read_dict(path)) for path in needed)
+    fine, coarse = ("fine_labels", "coarse_labels") if name == "cifar100" else ("labels", None)
+    classes = _names(*meta, "fine_label_names" if coarse else "label_names")
+    images = np.concatenate([_pixels(*part) for part in parts])
+    labels = np.concatenate([_labels(*part, fine, len(classes)) for part in parts])
+    superclass: torch.Tensor | None = None
+    superclasses: tuple[str, ...] = ()
+    if coarse:
+        superclasses = _names(*meta, "coarse_label_names")
+        above = _labels(*parts[0], coarse, len(superclasses))
+        of_class = np.full(len(classes), -1, dtype=np.int64)
+        of_class[labels] = above
+        if (of_class[labels] != above).any() or (of_class < 0).any():
+            raise UserError(f"{str(needed[0])!r} does not give each of {len(classes)} classes one superclass")
+        superclass = torch.from_numpy(of_class)
+    return ImageSet(
+        name=name,
+        images=torch.from_numpy(images),
+        labels=torch.from_numpy(labels),
+        classes=classes,
+        superclass=superclass,
+        superclasses=superclasses,
+    )
+
+
+def _fetch(name: str, root: Path) -> None:
+    from torchvision import datasets
+
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (datasets.CIFAR100 if name == "cifar100" else datasets.CIFAR10)(str(root), download=True)
+    except Exception as error:  # no network, no room, no permission, a broken archive
+        raise UserError(f"{name} could not be downloaded to {str(root)!r}: {error}") from error
+
+
+def _read_dict(path: Path) -> dict[str, Any]:
+    try:
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise ValueError(f"it has {size:,} bytes, and no CIFAR file has more than {_MOST_BYTES:,}")
+        content = _expect(_interpret(path.read_bytes()), dict)
+    except Exception as error:  # a broken or hostile file may fail in any way: all of them mean the same
+        reason = str(error) or type(error).__name__
+        raise UserError(f"{str(path)!r} cannot be read as a CIFAR file: {reason}") from error
+    return {_text(key): v.values if isinstance(v, _Array) else v for key, v in content.items()}
+
+
+def _pixels(path: Path, content: dict[str, Any]) -> np.ndarray:
+    data = content.get("data")
+    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3072 or not len(data):
+        found = f"shape {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise UserError(f"'data' in {str(path)!r} is a uint8 array of shape (N, 3072), not {found}")
+    return data.reshape(-1, 3, 32, 32)
+
+
+def _labels(path: Path, content: dict[str, Any], key: str, count: int) -> np.ndarray:
+    labels, images = content.get(key), len(content["data"])
+    if not isinstance(labels, list) or len(labels) != images:
+        raise UserError(f"{key!r} in {str(path)!r} is a list of {images} labels, one for each image")
+    if not all(type(label) is int and 0 <= label < count for label in labels):
+        raise UserError(f"{key!r} in {str(path)!r} are whole numbers from 0 to {count - 1}")
+    return np.array(labels, dtype=np.int64)
+
+
+def _names(path: Path, content: dict[str, Any], key: str) -> tuple[str, ...]:
+    found = content.get(key)
+    if not isinstance(found, list) or not found or not all(isinstance(name, (str, bytes)) for name in found):
+        raise UserError(f"{key!r} in {str(path)!r} is a list of names")
+    return tuple(_text(name) for name in found)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+class _Global(Enum):
+    """The names a file may mention, as pickletools spells them. They are only ever compared."""
+
+    NDARRAY = "numpy ndarray"
+    DTYPE = "numpy dtype"
+    RECONSTRUCT = "numpy.core.multiarray _reconstruct"
+    RECONSTRUCT_NUMPY2 = "numpy._core.multiarray _reconstruct"
+    ENCODE = "_codecs encode"  # how Python 3 writes bytes in protocol 2
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ValueError(f"it names {value!r}, which is no part of a uint8 array")
+
+
+class _Array:
+    """A uint8 array, which a pickle first makes empty (REDUCE) and then fills (BUILD)."""
+
+    values: np.ndarray | None = None
+
+
+class _UInt8:
+    """The only dtype there is."""
+
+
+def _interpret(data: bytes) -> Any:
+    """The value of a pickle of protocol 2 or 3; the strings of Python 2 come as bytes."""
+    stack: list[Any] = []
+    marks: list[int] = []  # heights of the stack
+    memo: dict[int, Any] = {}
+    encoded = 0
+
+    def take(height: int) -> list[Any]:
+        if height < 0:
+            raise ValueError("its stack is too short")
+        items = stack[height:]
+        del stack[height:]
+        return items
+
+    arg: Any
+    for count, (opcode, arg, _) in enumerate(pickletools.genops(data)):
+        if count > _MOST_OPCODES:
+            raise ValueError(f"it has more than {_MOST_OPCODES:,} opcodes")
+        match opcode.name:
+            case "BININT" | "BININT1" | "BININT2" | "BINUNICODE" | "BINBYTES" | "SHORT_BINBYTES":
+                stack.append(arg)
+            case "BINPUT" | "LONG_BINPUT":
+                memo[arg] = stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[arg])
+            case "BINSTRING" | "SHORT_BINSTRING":
+                stack.append(arg.encode("latin-1"))
+            case "NONE":
+                stack.append(None)
+            case "NEWTRUE":
+                stack.append(True)
+            case "NEWFALSE":
+                stack.append(False)
+            case "EMPTY_LIST":
+                stack.append([])
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(take(len(stack) - int(opcode.name[-1]))))
+            case "MARK":
+                marks.append(len(stack))
+            case "TUPLE":
+                stack.append(tuple(take(marks.pop())))
+            case "APPEND" | "APPENDS":
+                items = take(marks.pop() if opcode.name == "APPENDS" else len(stack) - 1)
+                _expect(stack[-1], list).extend(items)
+            case "SETITEM" | "SETITEMS":
+                items = take(marks.pop() if opcode.name == "SETITEMS" else len(stack) - 2)
+                for key, value in zip(items[::2], items[1::2], strict=True):
+                    # No other keys: to hash a tuple of tuples of tuples can overflow the stack of C.
+                    _expect(stack[-1], dict)[_expect(key, str, bytes)] = value
+            case "GLOBAL":
+                stack.append(_Global(arg))
+            case "REDUCE":
+                function, arguments = take(len(stack) - 2)
+                stack.append(_reduce(function, _expect(arguments, tuple)))
+                if function is _Global.ENCODE:
+                    # A pickler writes each string once; one string again and again would fill the memory.
+                    encoded += len(stack[-1])
+                    if encoded > len(data):
+                        raise ValueError("it holds more bytes than it has")
+            case "BUILD":
+                (state,) = take(len(stack) - 1)
+                _build(stack[-1], _expect(state, tuple))
+            case "PROTO" | "STOP":
+                pass
+            case other:
+                raise ValueError(f"the opcode {other} has no place in it")
+    (value,) = stack
+    return value
+
+
+def _reduce(function: Any, arguments: tuple[Any, ...]) -> Any:
+    match function, arguments:
+        case ((_Global.RECONSTRUCT | _Global.RECONSTRUCT_NUMPY2), (_Global.NDARRAY, (0,), b"b")):
+            return _Array()
+        case _Global.DTYPE, ("u1" | b"u1", 0, 1):
+            return _UInt8()
+        case _Global.ENCODE, (str(text), "latin1"):
+            return text.encode("latin-1")
+    raise ValueError("it makes a call that makes neither bytes nor a uint8 array")
+
+
+def _build(target: Any, state: tuple[Any, ...]) -> None:
+    match target, state:
+        case _UInt8(), _:
+            pass  # byte order and alignment, which bytes do not have
+        case _Array(), (1, tuple(shape), _UInt8(), 0 | 1 as fortran, bytes(raw)):
+            target.values = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
+        case _:
+            raise ValueError("it gives a state to what is no uint8 array")
+
+
+def _expect(value: Any, *kinds: type) -> Any:
+    if not isinstance(value, kinds):
+        raise ValueError(f"it has a {type(value).__name__} in place of a {kinds[0].__name__}")
+    return value

@@ -1,0 +1,135 @@
+"""Image sets that are ready to use: one tensor of uint8 images, with their labels if there are any."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simplicia.errors import UserError, unknown
+
+# The constants everyone normalises with, so that numbers compare with those of other people.
+_STATISTICS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images in memory, and what is known about them."""
+
+    name: str
+    images: Tensor  # (N, 3, H, W) uint8, on the CPU, contiguous
+    labels: Tensor | None = None  # (N,) int64
+    classes: tuple[str, ...] = ()
+    superclass: Tensor | None = None  # (len(classes),) int64: the superclass of each class
+    superclasses: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # of a folder: the path of each image, relative to the folder
+    skipped: tuple[tuple[str, str], ...] = ()  # of a folder: (path, reason) of what could not be read
+
+    def __post_init__(self) -> None:
+        shape, dtype = tuple(self.images.shape), self.images.dtype
+        if dtype != torch.uint8 or len(shape) != 4 or shape[1] != 3 or 0 in shape:
+            raise UserError(f"images are uint8 of shape (N, 3, H, W) with N at least 1, not {dtype} {shape}")
+        if self.labels is not None and tuple(self.labels.shape) != shape[:1]:
+            raise UserError(f"{shape[0]} images need {shape[0]} labels, not {tuple(self.labels.shape)}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def statistics(self) -> tuple[Triple, Triple]:
+        """Mean and standard deviation of each channel, in 0..1; the latter at least 1/255, to divide by."""
+        if self.name in _STATISTICS and not self.files:
+            return _STATISTICS[self.name]
+        counts = torch.zeros(3, 256, dtype=torch.int64)  # of each grey level: exact, whatever the size
+        for chunk in self.images.split(256):
+            for channel in range(3):
+                counts[channel] += torch.bincount(chunk[:, channel].reshape(-1), minlength=256)
+        share = counts.double() / counts.sum(1, keepdim=True)
+        level = torch.arange(256, dtype=torch.float64) / 255
+        mean = share @ level
+        variance = (share * (level - mean[:, None]) ** 2).sum(1)
+        r, g, b = mean.tolist()
+        sr, sg, sb = variance.sqrt().clamp(min=1 / 255).tolist()
+        return (r, g, b), (sr, sg, sb)
+
+
+def names() -> list[str]:
+    """The data sets that have a name; any folder of images is one too."""
+    return ["cifar10", "cifar100", "digits", "shapes"]
+
+
+def load(
+    name: str | os.PathLike[str],
+    split: str = "train",
+    data_dir: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImageSet:
+    """The "train" or "test" images of a data set with a name, or of a folder.
+
+    `data_dir` (else the environment variable SIMPLICIA_DATA) is where cifar10 and cifar100 lie, or go to with
+    `download`. `size` is the side to which the images of a folder are brought; `progress(done, total)` is
+    called while they are read.
+    """
+    from simplicia.data import cifar, folder
+    from simplicia.data.shapes import shapes
+
+    name = os.fspath(name)
+    if split not in ("train", "test"):
+        raise unknown("split", split, ("train", "test"))
+    if name not in names():
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return folder.load(path, split, size, progress)
+        if path.exists():
+            raise UserError(f"{name!r} is a file; a data set is a folder of images or one of {_listed()}")
+        if "/" in name or os.sep in name:
+            raise UserError(f"there is no folder {name!r}; the data sets with a name are {_listed()}")
+        raise unknown("data set", name, names())
+    if size not in (None, 32):
+        raise UserError(f"size {size} is for folders of images; the images of {name} are 32 pixels wide")
+    if name == "digits":
+        return digits(split)
+    if name == "shapes":
+        return shapes(split)
+    return cifar.load(name, split, data_dir or os.environ.get("SIMPLICIA_DATA"), download)
+
+
+def digits(split: str = "train") -> ImageSet:
+    """The handwritten digits of scikit-learn, 8 x 8 made 32 x 32; a fixed fifth of each is the test split."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    chosen = held_out(bunch.target, 0.2) == (split == "test")
+    grey = torch.from_numpy(bunch.images[chosen])[:, None] * (255 / 16)
+    grey = torch.nn.functional.interpolate(grey, size=(32, 32), mode="bilinear")
+    return ImageSet(
+        name="digits",
+        images=grey.round().to(torch.uint8).repeat(1, 3, 1, 1),
+        labels=torch.from_numpy(bunch.target[chosen].astype(np.int64)),
+        classes=tuple("0123456789"),
+    )
+
+
+def held_out(labels: np.ndarray, share: float) -> np.ndarray:
+    """A mask, true for the same `share` of each class every time; something of each class remains."""
+    mask = np.zeros(len(labels), dtype=bool)
+    classes, numbers = np.unique(labels, return_inverse=True)
+    for number in range(len(classes)):
+        members = np.flatnonzero(numbers == number)
+        count = max(round(share * len(members)), 1) if len(members) > 1 else 0
+        # A generator for each class: what is held out of one does not depend on what is in the others.
+        mask[np.random.Generator(np.random.PCG64(0)).permutation(members)[:count]] = True
+    return mask
+
+
+def _listed() -> str:
+    return ", ".join(names())

@@ -1,0 +1,275 @@
+"""Any folder of images as a data set: `folder/<class>/*`, `folder/train/<class>/*`, or just images.
+
+What cannot be read is named and skipped; it never ends the work.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from simplicia.data.datasets import ImageSet, held_out
+from simplicia.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Pillow looks at the content, not the extension; other formats, some of which start programs, are not tried.
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
+SIZES = (32, 64, 96, 128, 224)
+TEST_FOLDERS = ("test", "val", "valid", "validation")
+TEST_SHARE = 0.1
+MOST_PIXELS = 90_000_000  # of one image, once a JPEG is reduced: beyond that it is a bomb
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The image files below a folder, and the class folder of each: None if it lies beside those."""
+
+    files: list[Path]
+    classes: list[str | None]
+    unread: list[tuple[Path, str]]  # folders that could not be opened
+
+    @property
+    def labelled(self) -> bool:
+        return None not in self.classes
+
+
+def load(
+    folder: Path, split: str, size: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> ImageSet:
+    """The images of a folder, `size` pixels wide (None: as suits them); `layout` says what a split is."""
+    if size is not None and not 8 <= size <= 1024:
+        raise UserError(f"the images of a folder can be brought to a size from 8 to 1024 pixels, not {size}")
+    train, test = layout(folder)
+    if not train.files:
+        raise UserError(f"there is nothing to train on in {str(folder)!r}; images are {' '.join(EXTENSIONS)}")
+    # From the training images, whatever the split: both splits must come out alike.
+    size = size or _suitable_size(train.files)
+    chosen = train if test is None or split == "train" else test
+    files, classes = chosen.files, chosen.classes
+    if test is None and train.labelled:
+        mask = held_out(np.array(classes), TEST_SHARE) == (split == "test")
+        files = [file for file, taken in zip(files, mask, strict=True) if taken]
+        classes = [name for name, taken in zip(classes, mask, strict=True) if taken]
+    elif test is None and split == "test":
+        raise UserError(f"{str(folder)!r} has neither classes nor a test folder, so it has no test images")
+    if not files:
+        raise UserError(f"{str(folder)!r} has no class of two images or more, so none is left for {split}")
+
+    images, readable, skipped = _decode_all(files, size, progress)
+    if not readable:
+        path, reason = skipped[0]
+        raise UserError(f"none of the {len(files)} images can be read, such as {str(path)!r}: {reason}")
+    skipped = sorted(chosen.unread + skipped)
+    names: list[str] = []
+    labels = None
+    if chosen.labelled:
+        # Of both splits together, so that a class has the same number in either.
+        names = sorted({name for name in train.classes + (test or train).classes if name is not None})
+        number: dict[str | None, int] = {name: i for i, name in enumerate(names)}
+        labels = torch.tensor([number[classes[i]] for i in readable])
+    return ImageSet(
+        name=folder.resolve().name,
+        images=images,
+        labels=labels,
+        classes=tuple(names),
+        files=tuple(files[i].relative_to(folder).as_posix() for i in readable),
+        skipped=tuple((path.relative_to(folder).as_posix(), reason) for path, reason in skipped),
+    )
+
+
+def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple[str, str]]]:
+    """Every image of a folder, whatever its splits, or one file: images, names, what was skipped."""
+    if path.is_file():
+        files, root, unread = [path], path.parent, []
+    elif path.is_dir():
+        listing = _list(path)
+        files, root, unread = listing.files, path, listing.unread
+    else:
+        raise UserError(f"there is no folder or image {str(path)!r}")
+    if not files:
+        raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
+    images, readable, skipped = _decode_all(files, size, None)
+    if not readable:
+        raise UserError(
+            f"none of the {len(files)} images can be read, such as {skipped[0][0]}: {skipped[0][1]}"
+        )
+    named = [(file.relative_to(root).as_posix(), reason) for file, reason in sorted(unread + skipped)]
+    return images, [files[i].relative_to(root).as_posix() for i in readable], named
+
+
+def layout(folder: Path) -> tuple[Listing, Listing | None]:
+    """The images to train on and those to test on; without the latter, a tenth of each class is held out.
+
+    A folder named train is the training split if a test folder lies beside it or nothing does, else a class.
+    """
+    try:
+        inside = {path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()}
+    except OSError as error:
+        raise UserError(f"the folder {str(folder)!r} cannot be opened: {error.strerror}") from error
+    inside = {name for name in inside if not name.startswith(".")}
+    if "train" not in inside or (inside != {"train"} and inside.isdisjoint(TEST_FOLDERS)):
+        return _list(folder), None
+    tests = (_list(folder / name) for name in TEST_FOLDERS if name in inside)
+    return _list(folder / "train"), next((listing for listing in tests if listing.files), None)
+
+
+def _list(folder: Path) -> Listing:
+    found: list[tuple[Path, str | None]] = []
+    unread: list[tuple[Path, str]] = []
+
+    def note(error: OSError) -> None:
+        unread.append((Path(error.filename), error.strerror or "cannot be opened"))
+
+    for place, folders, files in os.walk(folder, onerror=note):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = Path(place).relative_to(folder).parts
+        for name in files:
+            path = Path(place, name)
+            if path.suffix.lower() in EXTENSIONS and not name.startswith(".") and path.is_file():
+                found.append((path, below[0] if below else None))
+    found.sort(key=lambda pair: pair[0].relative_to(folder).as_posix())
+    return Listing([path for path, _ in found], [name for _, name in found], unread)
+
+
+def _suitable_size(files: list[Path]) -> int:
+    """The largest of `SIZES` that is not above the median short side of up to 64 images, or the least."""
+    sides: list[int] = []
+    for i in np.random.Generator(np.random.PCG64(0)).permutation(len(files)):
+        try:
+            with _open(files[i]) as image:
+                sides.append(min(image.size))
+        except Exception:  # whoever decodes it will say why
+            continue
+        if len(sides) == 64:
+            break
+    median = float(np.median(sides)) if sides else 0
+    return max((size for size in SIZES if size <= median), default=SIZES[0])
+
+
+def _decode_all(
+    files: list[Path], size: int, progress: Callable[[int, int], None] | None
+) -> tuple[torch.Tensor, list[int], list[tuple[Path, str]]]:
+    """The images that can be read, which ones they are, and what is wrong with the others."""
+    from PIL import UnidentifiedImageError
+
+    def attempt(path: Path) -> np.ndarray | str:
+        try:
+            return decode(path, size)
+        except UnidentifiedImageError:
+            return "not an image of a known format"
+        except Exception as error:  # Pillow raises nearly every exception there is
+            return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+    _check_memory(len(files), size)
+    images = np.empty((len(files), 3, size, size), dtype=np.uint8)
+    readable: list[int] = []
+    skipped: list[tuple[Path, str]] = []
+    executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
+    try:
+        for i, result in enumerate(executor.map(attempt, files)):
+            if isinstance(result, str):
+                skipped.append((files[i], result))
+            else:
+                images[len(readable)] = result.transpose(2, 0, 1)
+                readable.append(i)
+            if progress is not None:
+                progress(i + 1, len(files))
+    finally:
+        executor.shutdown(cancel_futures=True)
+    return torch.from_numpy(images[: len(readable)]), readable, skipped
+
+
+def _check_memory(count: int, size: int) -> None:
+    needed = count * 3 * size * size
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return
+    if needed > 0.9 * there:
+        raise UserError(
+            f"{count:,} images of {size} x {size} need {needed / 1e9:.0f} GB of memory, and this machine has "
+            f"{there / 1e9:.0f}; a smaller --size would do"
+        )
+
+
+def _open(path: Path) -> "Image.Image":
+    from PIL import Image
+
+    return Image.open(path, formats=FORMATS)
+
+
+def decode(path: Path, size: int) -> np.ndarray:
+    """The centre square of an image file, upright, in RGB: (size, size, 3) uint8."""
+    from PIL import Image
+
+    with _open(path) as image:
+        # A JPEG can be decoded without its finest detail; twice the size leaves enough to resize well.
+        enlarged = 2 * size / min(image.size)
+        image.draft("RGB", (round(image.width * enlarged), round(image.height * enlarged)))
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"{image.width} x {image.height} pixels are too many")
+        image.load()
+        orientation = _orientation(image)  # after loading, which turns some formats upright by itself
+        # Cut before all else: a picture 1 pixel high and 5,000 wide would be huge once resized.
+        short = min(image.size)
+        left, top = (image.width - short) // 2, (image.height - short) // 2
+        square = _to_rgb(image.crop((left, top, left + short, top + short)))
+    square = square.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    return np.asarray(square if orientation is None else square.transpose(orientation))
+
+
+def _orientation(image: "Image.Image") -> "Image.Transpose | None":
+    """What brings the picture upright, by its EXIF tag."""
+    from PIL import Image
+
+    turns = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_270,
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }
+    try:
+        return turns.get(image.getexif().get(0x0112, 1))
+    except Exception:  # broken EXIF data do not make a picture unreadable
+        return None
+
+
+def _to_rgb(image: "Image.Image") -> "Image.Image":
+    from PIL import Image
+
+    if image.mode == "F":
+        return _grey(np.asarray(image), tops=(1, 255))
+    if image.mode.startswith("I"):
+        return _grey(np.asarray(image), tops=(65535,))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _grey(values: np.ndarray, tops: tuple[int, ...]) -> "Image.Image":
+    """A picture of 16-bit, 32-bit or floating-point values from 0 to the first of `tops` that none exceeds.
+
+    If there is none, from the least value to the largest: no value is ever clipped.
+    """
+    from PIL import Image
+
+    values = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
+    low, high = float(values.min()), float(values.max())
+    top = next((top for top in tops if low >= 0 and high <= top), None)
+    if top is not None:
+        low, high = 0, top
+    levels = np.round((values - low) * (255 / ((high - low) or 1)))  # all alike: black
+    return Image.fromarray(levels.astype(np.uint8)).convert("RGB")

@@ -1,0 +1,349 @@
+"""Random views of a batch of images, every sample with its own parameters, on the images' own device.
+
+Each operation is a pure function of explicit per-sample parameters and agrees with torchvision's; the
+`sample_*` functions draw the parameters. Nothing waits for the host, so the whole of `Views` can be compiled
+with `fullgraph=True` or captured in a CUDA graph. Float images are in [0, 1] until they are normalised.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Pair = tuple[float, float]
+Triple = tuple[float, float, float]
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the codes in the `order` of colour_jitter
+
+
+@dataclass
+class ViewSettings:
+    """The augmentations of a method, as in its paper's table; blur and solarise have one entry per view."""
+
+    crop_scale: Pair = (0.08, 1.0)  # share of the image's area
+    crop_ratio: Pair = (3 / 4, 4 / 3)  # width / height
+    interpolation: str = "bicubic"  # or "bilinear"
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.2
+    hue: float = 0.1
+    jitter: float = 0.8  # probability of the four colour adjustments above
+    grey: float = 0.2  # probability
+    blur: tuple[float, ...] = (0.0, 0.0)  # probability per view
+    blur_sigma: Pair = (0.1, 2.0)
+    solarise: tuple[float, ...] = (0.0, 0.2)  # probability per view
+    flip: float = 0.5  # probability
+
+    @classmethod
+    def crop_flip(cls, crop_scale: Pair = (0.08, 1.0), views: int = 1) -> "ViewSettings":
+        """Only random crops and flips: the training views of a linear probe."""
+        return cls(crop_scale=crop_scale, jitter=0.0, grey=0.0, blur=(0.0,) * views, solarise=(0.0,) * views)
+
+    def validate(self) -> None:
+        """Raise a ValueError that names the first setting out of its range."""
+        _check_range("crop_scale", self.crop_scale, most=1.0)
+        _check_range("crop_ratio", self.crop_ratio)
+        _check_range("blur_sigma", self.blur_sigma)
+        if self.interpolation not in ("bicubic", "bilinear"):
+            raise ValueError(f"interpolation is {self.interpolation!r}; it must be 'bicubic' or 'bilinear'.")
+        for name in ("brightness", "contrast", "saturation"):
+            _check_number(name, getattr(self, name))
+        _check_number("hue", self.hue, most=0.5)
+        for name in ("jitter", "grey", "flip"):
+            _check_number(name, getattr(self, name), most=1)
+        for name in ("blur", "solarise"):
+            if not isinstance(getattr(self, name), tuple | list):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be a tuple, one entry per view.")
+            for probability in getattr(self, name):
+                _check_number(name, probability, most=1)
+        if not 0 < len(self.blur) == len(self.solarise):
+            given = f"blur is {self.blur} and solarise is {self.solarise}"
+            raise ValueError(f"{given}; each must have one entry per view, and there must be a view.")
+
+
+@dataclass
+class LocalCrops:
+    """Further, small views (multi-crop), which otherwise share the settings of the large ones."""
+
+    count: int = 6
+    size: int = 96
+    crop_scale: Pair = (0.05, 0.25)
+    blur: float = 0.5  # probability
+    solarise: float = 0.0  # probability
+
+
+class Views:
+    """Random views of images: `Views(settings, size, mean, std)(images)` is a list of normalised batches.
+
+    `images` are (N, 3, H, W) uint8 on any device, a view is (N, 3, size, size) float32; local crops are last.
+    Order: crop, colour jitter, grey, blur, solarise, flip, normalise.
+    """
+
+    def __init__(
+        self, settings: ViewSettings, size: int, mean: Triple, std: Triple, local: LocalCrops | None = None
+    ):
+        self.mean, self.std = mean, std
+        self.groups = [(settings, size)]
+        if local is not None:
+            blur, solarise = (local.blur,) * local.count, (local.solarise,) * local.count
+            small = replace(settings, crop_scale=local.crop_scale, blur=blur, solarise=solarise)
+            self.groups.append((small, local.size))
+        for group, group_size in self.groups:
+            group.validate()
+            _check_output(group_size, mean, std)
+
+    def __call__(self, images: Tensor) -> list[Tensor]:
+        _check_images(images)
+        # Under autocast the matrix products of crop and blur would round the pixels to a mantissa of 8 bits.
+        with torch.autocast(images.device.type, enabled=False):
+            pixels = images.float() / 255
+            return [self._view(pixels, s, size, i) for s, size in self.groups for i in range(len(s.blur))]
+
+    def _view(self, x: Tensor, s: ViewSettings, size: int, view: int) -> Tensor:
+        n, device = len(x), x.device
+        boxes = sample_boxes(n, x.shape[2], x.shape[3], s.crop_scale, s.crop_ratio, device)
+        x = resized_crop(x, boxes, size, s.interpolation)
+        if s.jitter > 0 and max(s.brightness, s.contrast, s.saturation, s.hue) > 0:
+            x = colour_jitter(x, *sample_jitter(n, s, device), sample_apply(n, s.jitter, device))
+        if s.grey > 0:
+            x = greyscale(x, sample_apply(n, s.grey, device))
+        if s.blur[view] > 0:
+            sigma = _uniform((n,), *s.blur_sigma, device)
+            x = gaussian_blur(x, sigma, blur_kernel_size(size), sample_apply(n, s.blur[view], device))
+        if s.solarise[view] > 0:
+            x = solarise(x, 0.5, sample_apply(n, s.solarise[view], device))
+        if s.flip > 0:
+            x = flip(x, sample_apply(n, s.flip, device))
+        return normalise(x, self.mean, self.std)
+
+
+def eval_view(images: Tensor, size: int, mean: Triple, std: Triple) -> Tensor:
+    """The deterministic view for evaluation of uint8 images: (N, 3, size, size), normalised.
+
+    Images of that very size are left whole. Others are resized (bicubic, antialiased) until the short side is
+    8/7 of size, as 256 is of 224, and the centre is cut out.
+    """
+    _check_images(images)
+    _check_output(size, mean, std)
+    x = images.float() / 255
+    height, width = x.shape[2:]
+    if (height, width) != (size, size):
+        short, resized = min(height, width), round(size * 8 / 7)
+        height, width = resized * height // short, resized * width // short
+        x = F.interpolate(x, (height, width), mode="bicubic", antialias=True).clamp_(0, 1)
+        top, left = round((height - size) / 2), round((width - size) / 2)
+        x = x[:, :, top : top + size, left : left + size]
+    return normalise(x, mean, std)
+
+
+# ---- Sampling: parameters of n samples, from torch's default generator of the device.
+
+
+def sample_apply(n: int, probability: float, device: torch.device) -> Tensor:
+    """Which samples an operation applies to, (n,) bool; probabilities 0 and 1 are exact."""
+    return torch.rand(n, device=device) < probability
+
+
+def sample_boxes(n: int, height: int, width: int, scale: Pair, ratio: Pair, device: torch.device) -> Tensor:
+    """Crops (n, 4) of top, left, height, width: area uniform in scale, log(width / height) uniform in ratio.
+
+    A crop larger than the image is drawn again, up to ten draws; then it is the largest central one in ratio.
+    """
+    area = height * width * _uniform((n, 10), *scale, device)
+    aspect = _uniform((n, 10), math.log(ratio[0]), math.log(ratio[1]), device).exp()
+    h, w = (area / aspect).sqrt().round(), (area * aspect).sqrt().round()
+    valid = (h >= 1) & (h <= height) & (w >= 1) & (w <= width)
+    found, first = valid.any(1), valid.int().argmax(1, keepdim=True)
+    h = torch.where(found, h.gather(1, first)[:, 0], max(1, min(height, round(width / ratio[0]))))
+    w = torch.where(found, w.gather(1, first)[:, 0], max(1, min(width, round(height * ratio[1]))))
+    room = torch.stack((height - h, width - w))
+    # The minimum guards against a random number so close to 1 that the product rounds up.
+    corner = torch.minimum((torch.rand(2, n, device=device) * (room + 1)).floor(), room)
+    top, left = torch.where(found, corner, (room / 2).floor())
+    return torch.stack((top, left, h, w), 1).long()
+
+
+def sample_jitter(n: int, settings: ViewSettings, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Factors (n, 4) of brightness, contrast, saturation and hue, and their order (n, 4)."""
+    strengths = settings.brightness, settings.contrast, settings.saturation
+    factors = [_uniform((n,), max(0.0, 1 - x), 1 + x, device) for x in strengths]
+    factors.append(_uniform((n,), -settings.hue, settings.hue, device))
+    return torch.stack(factors, 1), torch.rand(n, 4, device=device).argsort(1)
+
+
+def _uniform(shape: tuple[int, ...], low: float, high: float, device: torch.device) -> Tensor:
+    return torch.rand(shape, device=device) * (high - low) + low
+
+
+# ---- Operations: pure functions of float images (N, 3, H, W) and one parameter per sample.
+
+
+def resized_crop(images: Tensor, boxes: Tensor, size: int, interpolation: str = "bicubic") -> Tensor:
+    """Cut out boxes (N, 4) of top, left, height, width and resize them, antialiased, to size x size.
+
+    Clamped to [0, 1], because bicubic weights overshoot.
+    """
+    top, left, height, width = boxes.unbind(1)
+    rows = _resize_weights(top, height, size, images.shape[2], interpolation)
+    columns = _resize_weights(left, width, size, images.shape[3], interpolation)
+    return _separable(images, rows, columns).clamp_(0, 1)
+
+
+def _resize_weights(start: Tensor, length: Tensor, size: int, extent: int, interpolation: str) -> Tensor:
+    """Matrices (N, size, extent) that take an axis to its part start : start + length, resized to size."""
+    start, length = start[:, None, None], length[:, None, None]
+    scale = length / size
+    source = torch.arange(extent, device=start.device) - start
+    target = torch.arange(size, device=start.device)[:, None]
+    # Antialiasing widens the filter when the crop shrinks; when it grows the filter keeps its width.
+    d = ((source + 0.5) - (target + 0.5) * scale).abs_().div_(scale.clamp(min=1))
+    if interpolation == "bilinear":
+        weights = (1 - d).clamp_(min=0)
+    else:  # Keys' cubic, a = -1/2
+        d.clamp_(max=2)
+        weights = torch.where(d < 1, (1.5 * d - 2.5) * d * d + 1, (1 - d) * (2 - d) * (1 - d / 2))
+    weights *= (source >= 0) & (source < length)
+    return weights.div_(weights.sum(2, keepdim=True))
+
+
+def _separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Images with rows (N, h, H) applied to their height and columns (N, w, W) to their width."""
+    return rows[:, None] @ (images.flatten(1, 2) @ columns.mT).unflatten(1, images.shape[1:3])
+
+
+def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
+    """Scale each image by its factor (N,): 0 is black, 1 leaves it."""
+    return _adjust(images, factor, torch.full_like(factor, BRIGHTNESS))
+
+
+def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
+    """Scale the distance from the image's mean grey by factor (N,): 0 is a uniform grey, 1 leaves it."""
+    return _adjust(images, factor, torch.full_like(factor, CONTRAST))
+
+
+def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
+    """Scale the distance from each pixel's grey by factor (N,): 0 is greyscale, 1 leaves it."""
+    return _adjust(images, factor, torch.full_like(factor, SATURATION))
+
+
+def _adjust(images: Tensor, factor: Tensor, kind: Tensor) -> Tensor:
+    """Brightness, contrast or saturation, as kind (N,) says: factor x + (1 - factor) target, clamped."""
+    grey = _grey(images)
+    target = grey * _expand((1 - factor) * (kind == SATURATION))
+    target += grey.mean((1, 2, 3), keepdim=True) * _expand((1 - factor) * (kind == CONTRAST))
+    return torch.addcmul(target, images, _expand(factor)).clamp_(0, 1)
+
+
+def adjust_hue(images: Tensor, factor: Tensor) -> Tensor:
+    """Turn the hue (of HSV) by factor (N,) of the full circle."""
+    r, g, b = images.split(1, 1)
+    value = torch.maximum(torch.maximum(r, g), b)
+    chroma = value - torch.minimum(torch.minimum(r, g), b)
+    # The hue in sixths of the circle, before the division times chroma; grey has none, and any will do.
+    hue = torch.where(value == g, (b - r).add_(chroma, alpha=2), (r - g).add_(chroma, alpha=4))
+    hue = torch.where(value == r, g - b, hue).div_(chroma.clamp(min=1e-12))
+    hue = hue.add_(_expand(6 * factor)).remainder_(6)
+    # A channel is at value within 1 of its own hue (0, 2 or 4) and at value - chroma from a distance of 2.
+    centre = torch.arange(0, 6, 2, device=images.device)[:, None, None]
+    fall = (hue - centre).abs_().sub_(3).abs_().sub_(2).clamp_(-1, 0)
+    return torch.addcmul(value, chroma, fall)
+
+
+def colour_jitter(images: Tensor, factors: Tensor, order: Tensor, apply: Tensor) -> Tensor:
+    """Brightness, contrast, saturation and hue by factors (N, 4), in each sample's own order, if apply (N,).
+
+    Each row of order (N, 4) is a permutation of 0 to 3. One pass of `_adjust` serves samples that are at
+    different adjustments. Hue, which costs most, is computed once, between three passes and another three, in
+    which the samples whose turn is on the other side have factor 1.
+    """
+    turns = torch.arange(4, device=images.device)
+    hue_turn = (order == HUE).int().argmax(1, keepdim=True)
+    ordered = factors.gather(1, order)
+    before, after = torch.where(turns < hue_turn, ordered, 1), torch.where(turns > hue_turn, ordered, 1)
+    x = images
+    for turn in (0, 1, 2):
+        x = _adjust(x, before[:, turn], order[:, turn])
+    x = adjust_hue(x, factors[:, HUE])
+    for turn in (1, 2, 3):
+        x = _adjust(x, after[:, turn], order[:, turn])
+    return torch.where(_expand(apply), x, images)
+
+
+def greyscale(images: Tensor, apply: Tensor) -> Tensor:
+    """Replace the three channels by their luminance where apply (N,) is true."""
+    return torch.where(_expand(apply), _grey(images), images)
+
+
+def _grey(images: Tensor) -> Tensor:
+    r, g, b = images.split(1, 1)
+    return (r * 0.2989).add_(g, alpha=0.587).add_(b, alpha=0.114)
+
+
+def blur_kernel_size(size: int) -> int:
+    """The blur's kernel for images of a size: a tenth of it, odd, at least 3 (23 for 224)."""
+    return max(3, size // 10 | 1)
+
+
+def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int, apply: Tensor) -> Tensor:
+    """Convolve with Gaussians of sigma (N,), cut to an odd kernel_size, edges mirrored, where apply (N,)."""
+    tap = torch.arange(kernel_size, device=images.device) - kernel_size // 2
+    kernel = torch.softmax(-0.5 * (tap / sigma[:, None]) ** 2, 1)
+    rows, columns = (_convolution(kernel, tap, extent) for extent in images.shape[2:])
+    return torch.where(_expand(apply), _separable(images, rows, columns), images)
+
+
+def _convolution(kernel: Tensor, tap: Tensor, extent: int) -> Tensor:
+    """Matrices (N, extent, extent) that convolve an axis with kernel (N, K)."""
+    pixel = torch.arange(extent, device=kernel.device)
+    mirrored = extent - 1 - (extent - 1 - (pixel[:, None, None] + tap[:, None]).abs()).abs()
+    return torch.einsum("nk,ikj->nij", kernel, (mirrored == pixel).to(kernel.dtype))
+
+
+def solarise(images: Tensor, threshold: float, apply: Tensor) -> Tensor:
+    """Invert the values from threshold upwards where apply (N,) is true."""
+    thresholds = torch.where(apply, threshold, math.inf)
+    return torch.where(images >= _expand(thresholds), 1 - images, images)
+
+
+def flip(images: Tensor, apply: Tensor) -> Tensor:
+    """Mirror left and right where apply (N,) is true."""
+    return torch.where(_expand(apply), images.flip(3), images)
+
+
+def normalise(images: Tensor, mean: Triple, std: Triple) -> Tensor:
+    """Subtract each channel's mean and divide by its std."""
+    # Python numbers, not a tensor of them: copying that to the device would wait for the host.
+    channels = zip(images.unbind(1), mean, std, strict=True)
+    return torch.stack([(channel - m) / s for channel, m, s in channels], 1)
+
+
+def _expand(parameter: Tensor) -> Tensor:
+    return parameter[:, None, None, None]
+
+
+# ---- Checks.
+
+
+def _check_images(images: Tensor) -> None:
+    if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
+        given = f"{images.dtype} of shape {tuple(images.shape)}"
+        raise ValueError(f"The images are {given}; they must be torch.uint8 of shape (N, 3, H, W).")
+
+
+def _check_output(size: int, mean: Triple, std: Triple) -> None:
+    if size < 2:
+        raise ValueError(f"The size of a view is {size}; it must be at least 2 pixels.")
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise ValueError(f"mean is {mean} and std is {std}; each must have 3 entries, those of std above 0.")
+
+
+def _check_range(name: str, pair: Pair, most: float = math.inf) -> None:
+    if len(pair) != 2 or not 0 < pair[0] <= pair[1] <= most or pair[1] == math.inf:
+        raise ValueError(f"{name} is {pair}; it must be (low, high) with 0 < low <= high <= {most}.")
+
+
+def _check_number(name: str, number: float, most: float = math.inf) -> None:
+    if not 0 <= number <= most or number == math.inf:
+        raise ValueError(f"{name} is {number}; it must be between 0 and {most}.")

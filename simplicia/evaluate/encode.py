@@ -1,0 +1,37 @@
+"""Images in, arrays out: representations of a folder with the names of its files."""
+
+from pathlib import Path
+
+import numpy as np
+
+from simplicia.data import folder
+from simplicia.errors import UserError
+from simplicia.run import Run
+
+
+def encode(
+    run: Run,
+    images: str | Path,
+    out: str | Path,
+    layer: str | None = None,
+    temperature: float | None = None,
+    network: str = "online",
+) -> tuple[int, list[tuple[str, str]], Path]:
+    """Write ``{layer: array, "files": names}`` as .npz; returns the count, what was skipped, and the path.
+
+    Codes are stored in the smallest integers that hold them.
+    """
+    path = Path(out)
+    if path.suffix != ".npz":
+        raise UserError(f"--out is {str(out)!r}; it must end in .npz")
+    if not path.parent.is_dir():
+        raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into")
+    layer = run.check_layer(layer)
+    batch, files, skipped = folder.read_all(Path(images), run.recipe.image_size)
+    values = run.encode(batch, layer, temperature, network).numpy()
+    if layer == "codes":
+        values = values.astype(np.uint8 if run.recipe.sem.vertices <= 256 else np.int32)
+    temporary = path.with_name(f".{path.name}.writing.npz")
+    np.savez_compressed(temporary, allow_pickle=False, **{layer: values, "files": np.array(files)})
+    temporary.replace(path)
+    return len(batch), skipped, path

@@ -1,0 +1,179 @@
+"""A run: the folder that pre-training leaves, and the trained model in it."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simplicia.data.views import eval_view
+from simplicia.errors import UserError, unknown
+from simplicia.methods import Method
+from simplicia.methods.base import Network
+from simplicia.sem import SimplicialEmbedding, Temperature, simplicial
+from simplicia.train import checkpoint
+from simplicia.train.recipe import Recipe, read_yaml
+
+LAYERS = ("encoder", "embedder", "sem", "codes")
+
+
+class Run:
+    """A finished or unfinished run. ``run.encode(images)`` gives its representation of images."""
+
+    def __init__(self, path: Path, recipe: Recipe, method: Method, state: dict[str, Any]):
+        self.path, self.recipe, self.method, self.state = path, recipe, method.eval(), state
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.recipe.name}, step {self.step} of {self.state['total_steps']})"
+
+    @property
+    def step(self) -> int:
+        return self.state["step"]
+
+    @property
+    def finished(self) -> bool:
+        return self.step == self.state["total_steps"]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.method.parameters()).device
+
+    def layers(self) -> tuple[str, ...]:
+        """The layers this run can be looked at: with SEM all, without it the encoder."""
+        return LAYERS if isinstance(self.method.online.bottleneck, SimplicialEmbedding) else LAYERS[:1]
+
+    def check_layer(self, layer: str | None) -> str:
+        """The layer asked for, or the default one; a UserError if the run does not have it."""
+        if layer is None:
+            return "sem" if "sem" in self.layers() else "encoder"
+        if layer not in LAYERS:
+            raise unknown("layer", layer, LAYERS)
+        if layer not in self.layers():
+            raise UserError(
+                f"{self.path} has no layer {layer!r}: it was trained without SEM; it has 'encoder'"
+            )
+        return layer
+
+    def network(self, which: str = "online") -> Network:
+        """The online network, or the target network of methods that have one."""
+        if which == "online":
+            return self.method.online
+        if which != "target":
+            raise unknown("network", which, ["online", "target"])
+        if not hasattr(self.method, "target"):
+            raise UserError(
+                f"{self.path} has no target network: method {self.recipe.method!r} trains without one"
+            )
+        return self.method.target  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def encode(
+        self,
+        images: Tensor | Sequence[Any],
+        layer: str | None = None,
+        temperature: Temperature | None = None,
+        network: str = "online",
+        batch_size: int = 256,
+    ) -> Tensor:
+        """Representations of images, (N, features) on the CPU; codes are (N, simplices) integers.
+
+        ``images``: uint8 tensor (N, 3, H, W), or a list of paths or PIL images. ``layer`` is "encoder",
+        "embedder", "sem" or "codes"; by default "sem" if the run has it. ``temperature`` is that of
+        "sem", by default the run's own.
+        """
+        layer = self.check_layer(layer)
+        tensor = as_images(images, self.recipe.image_size)
+        net = self.network(network)
+        parts = []
+        for part in tensor.split(batch_size):
+            features = net.encoder(self.view(part))
+            parts.append(represent(net, features, layer, temperature).cpu())
+        return torch.cat(parts)
+
+    def view(self, images: Tensor) -> Tensor:
+        """Images (N, 3, H, W) uint8 as the encoder takes them: resized if need be, and normalised."""
+        return eval_view(
+            images.to(self.device), self.recipe.image_size, self.state["mean"], self.state["std"]
+        )
+
+    def write_result(self, name: str, result: dict[str, Any], path: str | Path | None = None) -> Path:
+        """Write a measurement as JSON, by default to ``results/name.json`` of the run."""
+        target = Path(path) if path is not None else self.path / "results" / f"{name}.json"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.writing")
+            temporary.write_text(json.dumps(result, indent=1) + "\n")
+            temporary.replace(target)
+        except OSError as error:
+            raise UserError(f"the result cannot be written to {target}: {error.strerror}") from error
+        return target
+
+
+def represent(
+    network: Network, features: Tensor, layer: str, temperature: Temperature | None = None
+) -> Tensor:
+    """A layer's representation from the encoder's output."""
+    bottleneck: Any = network.bottleneck
+    if layer == "encoder":
+        return features
+    if layer == "codes":
+        return bottleneck.codes(features)
+    logits = bottleneck.logits(features)
+    if layer == "embedder":
+        return logits
+    return simplicial(
+        logits, bottleneck.vertices, bottleneck.temperature if temperature is None else temperature
+    )
+
+
+def load(path: str | Path, device: str = "auto") -> Run:
+    """A run from its folder, strictly: a key that does not match is an error."""
+    from simplicia.train.devices import choose
+
+    path = Path(path)
+    if not (path / "recipe.yaml").is_file():
+        raise UserError(
+            f"{path} is not a run: it has no recipe.yaml; give the folder that pretrain wrote (--out)"
+        )
+    recipe = read_yaml(path / "recipe.yaml")
+    newest = checkpoint.latest(path / "checkpoint")
+    if newest is None:
+        raise UserError(f"{path} has no checkpoint yet; it must train for a while first")
+    tensors, state = checkpoint.read(newest)
+    for key in ("step", "total_steps", "mean", "std"):
+        if key not in state:
+            raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
+    method = recipe.build()
+    own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
+    checkpoint.load_into(method, own, newest)
+    return Run(path, recipe, method.to(choose(device)), state)
+
+
+def as_images(images: Tensor | Sequence[Any], size: int) -> Tensor:
+    """What users hold as images, as one uint8 tensor (N, 3, H, W)."""
+    if isinstance(images, Tensor):
+        batch = images[None] if images.dim() == 3 else images
+        if batch.dim() != 4 or batch.shape[1] != 3 or batch.dtype != torch.uint8:
+            given = f"{tuple(images.shape)} {images.dtype}".replace("torch.", "")
+            raise UserError(f"images are {given}; a uint8 tensor (N, 3, H, W) is needed")
+        return batch
+    if not len(images):
+        raise UserError("there are no images to encode")
+    return torch.stack([_read(image, size) for image in images])
+
+
+def _read(image: Any, size: int) -> Tensor:
+    """A path or a PIL image as (3, size, size) uint8."""
+    from simplicia.data.folder import decode
+
+    source = image
+    if hasattr(image, "convert"):
+        source = io.BytesIO()
+        image.convert("RGB").save(source, "PNG")
+    try:
+        return torch.from_numpy(decode(source, size)).permute(2, 0, 1)
+    except Exception as error:  # Pillow raises nearly every exception there is
+        raise UserError(f"{image} cannot be read as an image: {error}") from error

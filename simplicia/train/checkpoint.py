@@ -1,0 +1,148 @@
+"""Checkpoints: safetensors and JSON in ``checkpoint/step-…/``, complete or not there at all.
+
+A checkpoint is written under a temporary name and renamed when it is whole, so that a process killed at any
+moment leaves the last good ones. Tensors are copied at once and written by a thread while training goes on.
+"""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simplicia.errors import UserError
+
+KEEP = 2
+TENSORS, STATE = "tensors.safetensors", "state.json"
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
+    """Write a checkpoint and drop all but the newest ``KEEP``. Raises OSError; nothing half-written stays."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    final = folder / f"step-{step:09d}"
+    temporary = folder / f".writing-{step:09d}-{os.getpid()}"
+    try:
+        temporary.mkdir(parents=True)
+        save_file({k: v.contiguous() for k, v in tensors.items()}, temporary / TENSORS)
+        state = {**state, "step": step, "bytes": (temporary / TENSORS).stat().st_size}
+        (temporary / STATE).write_text(json.dumps(state, indent=1))
+        for name in (TENSORS, STATE):
+            _flush(temporary / name)
+        if final.exists():  # the same step again, after a resume that had nothing left to do
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in _complete(folder)[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint of a run's ``checkpoint`` folder."""
+    complete = _complete(folder)
+    return complete[-1] if complete else None
+
+
+def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors (on the CPU) and the state of a checkpoint; a damaged one is a UserError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = json.loads((checkpoint / STATE).read_text())
+        size = (checkpoint / TENSORS).stat().st_size
+        if not isinstance(state, dict) or state.get("bytes") != size:
+            raise ValueError(f"{TENSORS} has {size} bytes, not what {STATE} says")
+        return load_file(checkpoint / TENSORS), state
+    except (OSError, ValueError, SafetensorError) as error:
+        others = [c.name for c in _complete(checkpoint.parent) if c != checkpoint]
+        hint = f"remove it to go back to {others[-1]}" if others else "there is no other to go back to"
+        raise UserError(f"checkpoint {checkpoint} is damaged ({error}); {hint}") from error
+
+
+def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Copy tensors into a module, strictly: a key or a shape that does not match is a UserError.
+
+    Copies into the tensors that are there, so that their memory format stays.
+    """
+    own = module.state_dict()
+    for what, keys in (
+        ("lacks", own.keys() - tensors.keys()),
+        ("has the unknown", tensors.keys() - own.keys()),
+    ):
+        if keys:
+            raise UserError(
+                f"{source} does not fit this model: it {what} {_some(keys)}; was it made by another recipe?"
+            )
+    for key, value in own.items():
+        if value.shape != tensors[key].shape or value.dtype != tensors[key].dtype:
+            given, wanted = (
+                f"{tuple(t.shape)} {t.dtype}".replace("torch.", "") for t in (tensors[key], value)
+            )
+            raise UserError(f"{source} does not fit this model: {key} is {given}, not {wanted}")
+    with torch.no_grad():
+        for key, value in own.items():
+            value.copy_(tensors[key])
+
+
+class Writer:
+    """Saves checkpoints in the background, one at a time."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.thread: threading.Thread | None = None
+        self.error: OSError | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(".writing-*"):  # of a process that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
+        """Copy the tensors to host memory and write them while training goes on."""
+        self.wait()
+        copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
+        self.thread = threading.Thread(target=self._write, args=(step, copies, state))
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Wait for the last checkpoint; a disk that is full or gone is a UserError here."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            last = latest(self.folder)
+            kept = f"the last good one is {last.name}" if last else "there is none yet"
+            raise UserError(f"no checkpoint could be written to {self.folder}: {error}; {kept}")
+
+    def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
+        try:
+            save(self.folder, step, tensors, state)
+        except OSError as error:
+            self.error = error
+
+
+def _complete(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _some(keys: set[str]) -> str:
+    first, *more = sorted(keys)
+    return f"{first!r}" + (f" and {len(more)} more" if more else "")

@@ -1,0 +1,55 @@
+"""Devices, precision and processes: Lightning Fabric, set up from a few words."""
+
+from typing import Any
+
+import torch
+
+from simplicia.errors import UserError
+
+
+def choose(device: str = "auto") -> torch.device:
+    """The device of that name; "auto" is the GPU if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"device is {device!r}; choose auto, cpu, cuda, cuda:1 or mps") from None
+    if chosen.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError(
+                f"device is {device!r}, but torch {torch.__version__} sees no GPU here; --device cpu works"
+            )
+        if (chosen.index or 0) >= torch.cuda.device_count():
+            raise UserError(
+                f"device is {device!r}, but there are {torch.cuda.device_count()} GPUs, counted from 0"
+            )
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device is 'mps', but torch sees none here; --device cpu works")
+    if chosen.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"device is {device!r}; choose auto, cpu, cuda, cuda:1 or mps")
+    return chosen
+
+
+def fabric(device: str, processes: int, precision: str) -> Any:
+    """A launched Fabric."""
+    try:
+        from lightning.fabric import Fabric
+    except ImportError:
+        from lightning_fabric import Fabric
+
+    chosen = choose(device)
+    if processes < 1:
+        raise UserError(f"processes is {processes}; it must be at least 1")
+    if chosen.type == "cuda" and processes > torch.cuda.device_count():
+        raise UserError(f"{processes} processes need as many GPUs; there are {torch.cuda.device_count()}")
+    half = precision == "bf16" or (precision == "auto" and chosen.type == "cuda")
+    devices: Any = processes if processes > 1 or chosen.index is None else [chosen.index]
+    made = Fabric(
+        accelerator=chosen.type,
+        devices=devices,
+        strategy="ddp" if processes > 1 else "auto",
+        precision="bf16-mixed" if half else "32-true",
+    )
+    made.launch()
+    return made

@@ -1,0 +1,46 @@
+"""What a recipe leaves open, chosen from the images and the device."""
+
+import dataclasses
+
+import torch
+
+from simplicia import encoders
+from simplicia.data.datasets import ImageSet
+from simplicia.errors import UserError
+from simplicia.train.recipe import Recipe
+
+
+def fit(recipe: Recipe, images: ImageSet, device: torch.device) -> tuple[Recipe, list[str]]:
+    """The recipe with every open setting decided, and what was decided, for people."""
+    small_machine = device.type == "cpu"
+    side = min(images.images.shape[-2:])
+    chosen: dict[str, int | str] = {}
+    if recipe.precision == "auto":
+        recipe = dataclasses.replace(recipe, precision="bf16" if device.type == "cuda" else "32")
+    if recipe.image_size == 0:
+        chosen["image_size"] = side
+    size = int(chosen.get("image_size", recipe.image_size))
+    if recipe.encoder == "auto":
+        chosen["encoder"] = "tiny" if small_machine else "resnet18" if size <= 64 else "resnet50"
+    if recipe.stem == "auto":
+        chosen["stem"] = "small" if size <= 96 else "imagenet"
+    if recipe.batch_size == 0:
+        largest = 128 if small_machine else 256
+        chosen["batch_size"] = max(
+            2, min(largest, 2 ** ((len(images) // 4).bit_length() - 1) if len(images) > 7 else 2)
+        )
+    recipe = dataclasses.replace(recipe, **chosen)  # type: ignore[arg-type]
+    notes = [f"{name} {value}" for name, value in chosen.items()]
+    if recipe.sem.simplices == 0:
+        simplices = 256 if recipe.encoder == "tiny" else 5000
+        recipe = dataclasses.replace(recipe, sem=dataclasses.replace(recipe.sem, simplices=simplices))
+        if recipe.bottleneck != "none":
+            notes.append(f"sem.simplices {simplices}")
+    if len(images) < recipe.batch_size:
+        raise UserError(
+            f"batch_size is {recipe.batch_size}, but {images.name} has {len(images)} images; "
+            f"give --batch-size {len(images)} or less"
+        )
+    if recipe.stem == "imagenet" and recipe.encoder in encoders.names() and size < 32:
+        raise UserError(f"images of {size} pixels are too small for the imagenet stem; give --stem small")
+    return recipe, notes

@@ -1,0 +1,108 @@
+"""What a run says: a JSONL file for programs, a progress bar for people, TensorBoard and W&B if asked."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from simplicia.errors import UserError
+
+
+class Log:
+    """Appends to ``log.jsonl``; drops the lines after ``step``, which a resumed run will write again."""
+
+    def __init__(self, path: Path, step: int, loggers: tuple[str, ...] = (), name: str = ""):
+        kept = [line for line in _lines(path) if line.get("step", 0) <= step]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        temporary.rename(path)
+        self.file = path.open("a", buffering=1)
+        self.sinks = [_sink(logger, path.parent, name) for logger in loggers]
+
+    def write(self, step: int, **values: Any) -> None:
+        self.file.write(json.dumps({"step": step, **values}) + "\n")
+        for sink in self.sinks:
+            sink(step, {k: v for k, v in values.items() if isinstance(v, int | float)})
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, label: str, total: int, done: int, quiet: bool = False):
+        from rich.console import Console
+
+        self.console = Console(stderr=True, quiet=quiet)
+        self.label, self.total, self.first, self.start = label, total, done, time.monotonic()
+        self.last_line = self.start
+        self.bar: Any = None
+        if self.console.is_terminal and not quiet:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[words]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.task = self.bar.add_task(label, total=total, completed=done, words="")
+            self.bar.start()
+
+    def update(self, step: int, words: str | None = None) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, **({} if words is None else {"words": words}))
+        elif words is not None and (time.monotonic() - self.last_line > 15 or step == self.total):
+            self.last_line = time.monotonic()
+            left = (self.last_line - self.start) * (self.total - step) / max(1, step - self.first)
+            self.say(f"{self.label}: step {step}/{self.total}, {words}, {duration(left)} left")
+
+    def say(self, words: str, style: str | None = None) -> None:
+        """A line of its own, above the bar."""
+        self.console.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: "45 s", "12 min", "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(line))
+        except ValueError:  # the torn last line of a killed process
+            continue
+    return lines
+
+
+def _sink(logger: str, folder: Path, name: str) -> Any:
+    """A function of (step, values) that hands numbers to another logger."""
+    try:
+        if logger == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            writer = SummaryWriter(str(folder / "tensorboard"))
+
+            def write(step: int, values: dict[str, float]) -> None:
+                for key, value in values.items():
+                    writer.add_scalar(key, value, step)
+
+            return write
+        import wandb
+
+        run = wandb.init(project="simplicia", name=name, dir=str(folder))
+        return lambda step, values: run.log(values, step=step)
+    except ImportError as error:
+        raise UserError(f"logger {logger!r} needs its package; pip install {logger}") from error

@@ -1,0 +1,376 @@
+"""Pre-training, from a recipe to a run's folder: ``pretrain("shapes-byol-sem", epochs=5)``."""
+
+import datetime
+import math
+import platform
+import signal
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simplicia.data import datasets
+from simplicia.data.datasets import ImageSet
+from simplicia.data.resident import Resident
+from simplicia.data.views import Views
+from simplicia.errors import Diverged, Interrupted, UserError
+from simplicia.run import Run, load
+from simplicia.train import checkpoint, devices, health, recipes
+from simplicia.train.fit import fit
+from simplicia.train.log import Log, Progress, duration
+from simplicia.train.online import OnlineProbe
+from simplicia.train.recipe import Recipe, read_yaml, write_yaml
+from simplicia.train.settings import as_dict, with_changes
+from simplicia.train.step import Step
+
+
+def pretrain(
+    recipe: Recipe | str,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    processes: int = 1,
+    download: bool = False,
+    quiet: bool = False,
+    dry_run: bool = False,
+    **changes: Any,
+) -> Run | None:
+    """Train a recipe (or the name of one, with changes) into the folder ``out``, and return the run.
+
+    ``resume`` goes on from the newest checkpoint of ``out``, or starts anew without one. ``dry_run`` says what
+    would happen and returns None. Ctrl-C and SIGTERM save before they end the training.
+    """
+    if isinstance(recipe, str):
+        recipe = recipes.get(recipe)
+    recipe = with_changes(recipe, changes)
+    recipe.validate()
+    if recipe.data == "auto":
+        raise UserError(
+            f"recipe {recipe.name!r} is for your own images; give --data with a folder or a data set's name"
+        )
+    folder = _folder(recipe, out, resume)
+    if resume and (folder / "recipe.yaml").exists():
+        recipe = _resumed(recipe, folder)
+    fabric = devices.fabric(device, processes, recipe.precision)
+    quiet = quiet or fabric.global_rank > 0
+    images = _load_images(recipe, "train", download, quiet)
+    recipe, notes = fit(recipe, images, fabric.device)
+    torch.manual_seed(recipe.seed)
+    training = Training(recipe, folder, images, fabric, quiet)
+    if recipe.online_every:
+        training.add_online_probe(_load_images(recipe, "test", False, quiet=True))
+    training.introduce(notes)
+    if dry_run:
+        training.rehearse()
+        return None
+    training.go()
+    return load(folder, device=device) if fabric.global_rank == 0 else None
+
+
+class Training:
+    """A run while it trains."""
+
+    def __init__(self, recipe: Recipe, folder: Path, images: ImageSet, fabric: Any, quiet: bool):
+        self.recipe, self.folder, self.images, self.fabric, self.quiet = recipe, folder, images, fabric, quiet
+        world = fabric.world_size
+        if recipe.batch_size % world:
+            raise UserError(
+                f"batch_size is {recipe.batch_size}; {world} processes need a multiple of {world}"
+            )
+        self.method = recipe.build().to(fabric.device)
+        self.method.to(memory_format=torch.channels_last)
+        if fabric.device.type == "cuda" and world > 1:
+            self.method = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.method)
+        self.statistics = images.statistics()
+        data = Resident(
+            images.images, recipe.batch_size, recipe.seed, fabric.device, fabric.global_rank, world
+        )
+        views = Views(recipe.views, recipe.image_size, *self.statistics)
+        self.step = Step(recipe, self.method, data, views, fabric)
+        self.done, self.seconds = 0, 0.0
+        self.writer = checkpoint.Writer(folder / "checkpoint")
+
+    def add_online_probe(self, test: ImageSet) -> None:
+        if self.images.labels is None or test.labels is None:
+            raise UserError(
+                f"online_every is {self.recipe.online_every}, but {self.images.name} has no labels"
+            )
+        arguments = self.images, test, self.statistics, self.fabric.device, self.recipe.image_size
+        self.step.probe = OnlineProbe(self.method, *arguments)
+
+    def introduce(self, notes: list[str]) -> None:
+        """Say what is about to be trained."""
+        recipe, data = self.recipe, self.images
+        say = Progress("", 1, 0, self.quiet).say
+        online = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
+        say(f"{recipe.name}: {len(data):,} images of {data.name}, {online:,} parameters")
+        if notes:
+            say(f"chosen from the images: {', '.join(notes)}")
+        if data.skipped:
+            shown = "; ".join(f"{path} ({reason})" for path, reason in data.skipped[:3])
+            more = "; …" if len(data.skipped) > 3 else ""
+            say(f"skipped {len(data.skipped)} unreadable files: {shown}{more}")
+
+    def rehearse(self) -> None:
+        """Take three steps, keep nothing, and say what the whole would cost."""
+        times = []
+        for step in range(3):
+            start = time.perf_counter()
+            self.step(step).loss.item()
+            times.append(time.perf_counter() - start)
+        say = Progress("", 1, 0, self.quiet).say
+        total = sum(p.numel() for p in self.method.parameters())
+        trained = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
+        fixed = 4 * (total + 2 * trained) + self.images.images.nbytes
+        say(f"parameters: {trained:,} trained, {total - trained:,} in the target network")
+        held = f"{fixed / 2**30:.2f} GiB for weights, gradients, momentum and images"
+        say(f"memory: {held}; {_peak(self.fabric.device)}")
+        say(f"steps: {self.step.total:,} ({self.step.data.batches:,} per epoch)")
+        say(f"time: about {duration(statistics.median(times[1:]) * self.step.total)} on {self.fabric.device}")
+        say("dry run: nothing was written")
+
+    def go(self) -> None:
+        """Train to the end, or until told to stop."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "recipe.yaml").exists() and self.fabric.global_rank == 0:
+            write_yaml(self.recipe, self.folder / "recipe.yaml")
+        self._take_up()
+        leader = self.fabric.global_rank == 0
+        log = (
+            Log(self.folder / "log.jsonl", self.done, self.recipe.loggers, self.recipe.name)
+            if leader
+            else None
+        )
+        progress = Progress(self.recipe.name, self.step.total, self.done, self.quiet)
+        try:
+            with _Signals() as signals:
+                self._loop(signals, log, progress)
+        finally:
+            progress.close()
+            if log is not None:
+                log.close()
+
+    def _loop(self, signals: "_Signals", log: Log | None, progress: Progress) -> None:
+        began = time.monotonic() - self.seconds
+        saved = time.monotonic()
+        patience = 60 * self.recipe.checkpoint_minutes
+        mark = (time.monotonic(), self.done)
+        warned: set[str] = set()
+        total, batches = self.step.total, self.step.data.batches
+        while self.done < total:
+            output = self.step(self.done)
+            self.done += 1
+            self.seconds = time.monotonic() - began
+            last, ending = self.done == total, self._agreed(signals.received is not None)
+            if self.done % self.recipe.log_every == 0 or last:
+                figures = health.measure(self.method, output)
+                now = time.monotonic()
+                speed = (self.done - mark[1]) * self.recipe.batch_size / (now - mark[0])
+                mark = (now, self.done)
+                self._stop_if_diverged(figures["loss"])
+                if log is not None:
+                    lr = self.step.lr.item()
+                    log.write(
+                        self.done, epoch=(self.done - 1) // batches, lr=lr, images_per_s=speed, **figures
+                    )
+                progress.update(self.done, f"loss {figures['loss']:.3f}, {speed:,.0f} images/s")
+                for words in health.warnings(self.method, figures, self.done, total):
+                    if (kind := words.split(":")[0]) not in warned:
+                        warned.add(kind)
+                        progress.say(f"step {self.done}: {words}", style="yellow")
+                        if log is not None:
+                            log.write(self.done, warning=words)
+            else:
+                progress.update(self.done)
+            if self.step.probe is not None and (
+                last or self.done % (batches * self.recipe.online_every) == 0
+            ):
+                accuracies = self.step.probe.measure()
+                if log is not None:
+                    log.write(self.done, **accuracies)
+                words = ", ".join(f"{k.replace('_', ' ')} {v:.1f} %" for k, v in accuracies.items())
+                progress.say(f"epoch {self.done // batches}: {words}")
+            if last or ending or time.monotonic() - saved > patience:
+                began_saving = time.monotonic()
+                self._save(output.loss.item())
+                if last or ending:
+                    self.writer.wait()
+                saved = time.monotonic()
+                # a checkpoint stops training while it is copied: at most 2 % of the time goes there
+                patience = max(patience, 50 * (saved - began_saving))
+            if ending and not last:
+                raise Interrupted(
+                    f"stopped at step {self.done} of {total}; go on with: "
+                    f"simplicia pretrain {self.recipe.name} --out {self.folder} --resume",
+                    signals.received or signal.SIGTERM,
+                )
+
+    def _agreed(self, stop: bool) -> bool:
+        """Whether any process was told to stop: all must leave at the same step."""
+        if self.fabric.world_size == 1:
+            return stop
+        return bool(self.fabric.all_reduce(torch.tensor(float(stop)), reduce_op="sum").item())
+
+    def _stop_if_diverged(self, loss: float) -> None:
+        finite = torch.stack([p.isfinite().all() for p in self.method.parameters() if p.requires_grad]).all()
+        if math.isfinite(loss) and finite.item():
+            return
+        self.writer.wait()
+        newest = checkpoint.latest(self.folder / "checkpoint")
+        kept = f"the last good checkpoint is {newest.name}" if newest else "there was no checkpoint before it"
+        raise Diverged(
+            f"the loss became {loss} at step {self.done}; {kept}; a lower --optim.lr usually helps"
+        )
+
+    def _save(self, loss: float) -> None:
+        self._stop_if_diverged(loss)
+        if self.fabric.global_rank == 0:
+            state = {
+                "total_steps": self.step.total,
+                "epoch": self.done // self.step.data.batches,
+                "seconds": self.seconds,
+                "loss": loss,
+                "mean": self.statistics[0],
+                "std": self.statistics[1],
+                "classes": list(self.images.classes),
+                "images": len(self.images),
+                **versions(self.fabric.device),
+            }
+            self.writer.save(self.done, self.step.tensors(), state)
+
+    def _take_up(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        newest = checkpoint.latest(self.folder / "checkpoint")
+        if newest is None:
+            return
+        tensors, state = checkpoint.read(newest)
+        if state.get("total_steps") != self.step.total or state.get("images") != len(self.images):
+            raise UserError(
+                f"{self.folder} was trained on {state.get('images')} images for {state.get('total_steps')} "
+                f"steps, not {len(self.images)} and {self.step.total}; resume with the same data"
+            )
+        own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
+        checkpoint.load_into(self.method, own, newest)
+        try:
+            self.step.load(tensors)
+        except (KeyError, RuntimeError) as error:
+            raise UserError(f"checkpoint {newest} does not fit this recipe ({error})") from error
+        self.done, self.seconds = state["step"], state["seconds"]
+
+
+class _Signals:
+    """Turns SIGINT and SIGTERM into a request to stop; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What a result needs to be believed: versions, device and date."""
+    import simplicia
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+    return {
+        "simplicia": simplicia.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _folder(recipe: Recipe, out: str | Path | None, resume: bool) -> Path:
+    """Where the run goes; a folder that holds another run is refused."""
+    if out is None:
+        if resume:
+            raise UserError("resume needs the run's folder; give --out")
+        return next(
+            path
+            for i in range(1, 10**6)
+            if not (path := Path("runs") / (recipe.name if i == 1 else f"{recipe.name}-{i}")).exists()
+        )
+    folder = Path(out)
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; --out takes a folder")
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        what = "a run" if (folder / "recipe.yaml").exists() else "other files"
+        hint = "add --resume to go on with it, or " if what == "a run" else ""
+        raise UserError(f"{folder} holds {what}; {hint}give another --out")
+    return folder
+
+
+def _resumed(asked: Recipe, folder: Path) -> Recipe:
+    """The recipe of a run to be resumed; only how it is watched may differ from what is asked now."""
+    stored = read_yaml(folder / "recipe.yaml")
+    kept, wanted = _flat(as_dict(stored)), _flat(as_dict(asked))
+    left_open = {
+        "image_size": 0,
+        "encoder": "auto",
+        "stem": "auto",
+        "batch_size": 0,
+        "sem.simplices": 0,
+        "precision": "auto",
+    }
+    for name in sorted(kept.keys() | wanted.keys()):
+        decided_then = name in left_open and wanted.get(name) == left_open[name]
+        if name not in Recipe.WATCHING and not decided_then and kept.get(name) != wanted.get(name):
+            raise UserError(
+                f"{folder} was trained with {name} {kept.get(name)!r}, not {wanted.get(name)!r}; "
+                "resume with the same settings, or give another --out"
+            )
+    return with_changes(stored, {name: getattr(asked, name) for name in Recipe.WATCHING})
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return out
+
+
+def _load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:
+    size = None if recipe.image_size == 0 or recipe.data in datasets.names() else recipe.image_size
+    progress: Progress | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal progress
+        progress = progress or Progress("reading images", total, 0, quiet)
+        progress.update(done, "")
+
+    try:
+        return datasets.load(recipe.data, split, recipe.data_dir, download, size, show)
+    finally:
+        if progress is not None:
+            progress.close()
+
+
+def _peak(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at the peak of three steps"
+    try:
+        import resource
+
+        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    except ImportError:  # not on Windows
+        return "the peak is not known here"
+    return f"{kilobytes / 2**20:.2f} GiB at the peak of this process"

@@ -1,0 +1,150 @@
+"""Settings of a pre-training run: typed, complete, and strict about names."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from simplicia import bottlenecks, encoders, methods
+from simplicia.data.views import ViewSettings
+from simplicia.errors import UserError, unknown
+from simplicia.train.settings import as_dict, from_dict
+
+
+@dataclass
+class SemSettings:
+    """The simplicial embedding."""
+
+    simplices: int = 5000  # L (0: chosen to fit the encoder)
+    vertices: int = 13  # V
+    temperature: float = 1.0  # tau
+    second_temperature: float | None = None  # tau', of the target network or of view 2 (None: tau)
+    norm: Literal["batch", "layer", "none"] = "batch"
+    embedder: Literal["linear", "identity", "mlp"] = "linear"
+    blocks: int = 1  # diagonal blocks of the embedder and of the projector's first layer
+
+
+@dataclass
+class OptimSettings:
+    """The optimiser and its learning rate."""
+
+    name: Literal["lars", "sgd"] = "lars"
+    lr: float = 1.0  # at a batch of 256, scaled with the batch
+    weight_decay: float = 1e-5
+    momentum: float = 0.9
+    eta: float = 0.02  # LARS's trust coefficient
+    exclude_1d: bool = True  # biases and norms get neither weight decay nor trust ratio
+    warmup_epochs: float = 10.0
+    warmup_lr: float = 3e-5  # where the warm-up starts
+    min_lr: float = 0.0  # where the cosine ends
+    per_epoch: bool = True  # the rate changes once per epoch (False: at every step)
+    clip: float = 0.0  # largest norm of the gradient (0: no clipping)
+
+
+@dataclass
+class Recipe:
+    """Everything a run is made of; written to its folder as ``recipe.yaml``."""
+
+    name: str = "custom"
+    data: str = "shapes"  # a data set's name or a folder of images
+    data_dir: str | None = None  # where standard data sets lie (None: SIMPLICIA_DATA)
+    image_size: int = 32  # side of the square views (0: chosen from the images)
+    method: str = "byol"
+    bottleneck: str = "sem"
+    encoder: str = "resnet18"  # ("auto": chosen from the images and the device)
+    stem: Literal["small", "imagenet", "auto"] = "small"
+    stem_padding: int = 1
+    epochs: int = 1000
+    batch_size: int = 256  # over all processes (0: chosen from the number of images)
+    precision: Literal["auto", "32", "bf16"] = "auto"  # ("auto": bf16 on a GPU, 32 bits elsewhere)
+    seed: int = 0
+    sem: SemSettings = field(default_factory=SemSettings)
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    views: ViewSettings = field(default_factory=ViewSettings)
+    options: dict[str, Any] = field(default_factory=dict)  # the method's own, such as {"momentum": 0.99}
+    # how the run is watched; these may change when it is resumed
+    log_every: int = 50  # steps
+    checkpoint_minutes: float = 2.0
+    online_every: int = 0  # epochs between online probes (0: never; needs labels)
+    loggers: tuple[str, ...] = ()  # "tensorboard", "wandb"
+
+    WATCHING: ClassVar = ("data_dir", "log_every", "checkpoint_minutes", "online_every", "loggers")
+
+    def validate(self) -> None:
+        """Raise a UserError for a value no run can have."""
+        for name, least in (
+            ("epochs", 1),
+            ("batch_size", 0),
+            ("image_size", 0),
+            ("log_every", 1),
+            ("online_every", 0),
+        ):
+            if getattr(self, name) < least:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.batch_size == 1:
+            raise UserError("batch_size is 1; BatchNorm needs at least 2 images")
+        for name in ("lr", "weight_decay", "momentum", "eta", "warmup_epochs", "warmup_lr", "min_lr", "clip"):
+            if not getattr(self.optim, name) >= 0:
+                raise UserError(f"optim.{name} is {getattr(self.optim, name)}; it must not be negative")
+        if not self.checkpoint_minutes > 0:
+            raise UserError(f"checkpoint_minutes is {self.checkpoint_minutes}; it must be positive")
+        if self.bottleneck not in bottlenecks.names():
+            raise unknown("bottleneck", self.bottleneck, bottlenecks.names())
+        known = methods.options(self.method)
+        for option in self.options:
+            if option not in known:
+                raise unknown(f"option of method {self.method!r}:", option, known)
+        for logger in self.loggers:
+            if logger not in ("tensorboard", "wandb"):
+                raise unknown("logger", logger, ["tensorboard", "wandb"])
+        try:
+            self.views.validate()
+        except ValueError as error:
+            raise UserError(f"views: {error}") from error
+
+    def build(self) -> methods.Method:
+        """The method with its encoder and bottleneck, freshly initialised."""
+        try:
+            return self._build()
+        except UserError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise UserError(str(error)) from error
+
+    def _build(self) -> methods.Method:
+        encoder: Any = encoders.create(self.encoder, **self._encoder_options())
+        options: dict[str, Any] = {}
+        second = None
+        if self.bottleneck != "none":
+            options = dataclasses.asdict(self.sem)
+            second = options.pop("second_temperature")
+            options["norm"] = None if self.sem.norm == "none" else self.sem.norm
+        bottleneck: Any = bottlenecks.create(self.bottleneck, encoder.out_features, **options)
+        return methods.create(self.method, encoder, bottleneck, second, **self.options)
+
+    def _encoder_options(self) -> dict[str, Any]:
+        if self.encoder in encoders.names():
+            return {"stem": self.stem, "stem_padding": self.stem_padding}
+        return {"img_size": self.image_size} if self.encoder.removeprefix("timm/").startswith("vit") else {}
+
+
+def write_yaml(recipe: Recipe, path: Path) -> None:
+    import yaml
+
+    path.write_text(yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def read_yaml(path: Path) -> Recipe:
+    """A recipe from its file, strictly."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as a recipe: {str(error).splitlines()[0]}") from error
+    try:
+        recipe = from_dict(values, Recipe)
+        recipe.validate()
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return recipe

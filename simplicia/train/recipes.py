@@ -1,0 +1,96 @@
+"""The named recipes: a table that reads like the paper's.
+
+``<data set>-<method>[-sem]`` for cifar100, cifar10 and shapes, and ``<method>[-sem]`` for one's own images,
+where image size, encoder, stem and batch are chosen from the images. The numbers are those of the paper's
+experiments (ResNet-18, batch 256, 1000 epochs); each method's own constants are its defaults.
+"""
+
+from typing import Any
+
+from simplicia.errors import unknown
+from simplicia.train.recipe import Recipe
+from simplicia.train.settings import with_changes
+
+# fmt: off
+#            optimiser lr    weight decay  brightness, contrast, saturation, hue    solarise    tau, tau'
+TABLE: dict[str, tuple[str, float, float, tuple[float, ...], tuple[float, float], tuple[float, float]]] = {
+    "simclr": ("lars", 0.4, 1e-5, (0.8, 0.8, 0.8, 0.2), (0.0, 0.0), (0.17, 0.78)),
+    "moco":   ("sgd",  0.3, 1e-4, (0.4, 0.4, 0.4, 0.1), (0.0, 0.0), (0.04, 0.01)),
+    "byol":   ("lars", 1.0, 1e-5, (0.4, 0.4, 0.2, 0.1), (0.0, 0.2), (1.0, 1.0)),
+    "barlow": ("lars", 0.3, 1e-4, (0.4, 0.4, 0.2, 0.1), (0.0, 0.2), (1.0, 0.99)),
+    "swav":   ("lars", 0.6, 1e-6, (0.8, 0.8, 0.8, 0.2), (0.0, 0.0), (0.85, 1.5)),
+    "dino":   ("lars", 0.3, 1e-6, (0.4, 0.4, 0.2, 0.1), (0.0, 0.2), (1.0, 1.0)),
+    "vicreg": ("lars", 0.3, 1e-4, (0.4, 0.4, 0.2, 0.1), (0.1, 0.1), (1.0, 1.0)),
+}
+# fmt: on
+# what else a method's row says
+MORE: dict[str, dict[str, Any]] = {
+    "moco": {"optim.exclude_1d": False},
+    "swav": {"optim.exclude_1d": False, "optim.min_lr": 6e-4},
+    "vicreg": {"views.crop_scale": (0.2, 1.0)},
+}
+# what a data set changes
+DATA: dict[str, dict[str, Any]] = {
+    "cifar100": {"data": "cifar100"},
+    "cifar10": {"data": "cifar10"},
+    "shapes": {
+        "data": "shapes",
+        "encoder": "tiny",
+        "epochs": 10,
+        "batch_size": 128,
+        "sem.simplices": 256,
+        "optim.warmup_epochs": 1,
+        "optim.per_epoch": False,
+        "views.crop_scale": (0.4, 1.0),
+        "log_every": 20,
+    },
+    "own": {
+        "data": "auto",
+        "image_size": 0,
+        "encoder": "auto",
+        "stem": "auto",
+        "epochs": 100,
+        "batch_size": 0,
+        "sem.simplices": 0,
+        "optim.per_epoch": False,
+    },
+}
+# heads and queues that suit the tiny encoder and a short run
+SMALL: dict[str, dict[str, Any]] = {
+    "simclr": {"hidden": 512, "out": 128},
+    "moco": {"hidden": 512, "queue": 2048},
+    "byol": {"hidden": 512, "out": 128, "momentum": 0.98},
+    "barlow": {"hidden": 512, "out": 512},
+    "swav": {"hidden": 512, "prototypes": 256, "queue": 1024, "queue_start": 5, "frozen_epochs": 1},
+    "dino": {"hidden": 512, "out": 128, "prototypes": 512, "momentum": 0.98, "warmup_epochs": 5},
+    "vicreg": {"hidden": 512, "out": 512},
+}
+
+
+def names() -> list[str]:
+    """All recipes by name."""
+    heads = [f"{data}-" for data in DATA if data != "own"] + [""]
+    return [f"{head}{method}{tail}" for head in heads for method in TABLE for tail in ("", "-sem")]
+
+
+def get(name: str) -> Recipe:
+    """The recipe of that name."""
+    if name not in names():
+        raise unknown("recipe", name, names())
+    sem = name.endswith("-sem")
+    head, _, method = name.removesuffix("-sem").rpartition("-")
+    optimiser, lr, decay, jitter, solarise, (tau, second) = TABLE[method]
+    changes: dict[str, Any] = {
+        "name": name,
+        "method": method,
+        "bottleneck": "sem" if sem else "none",
+        "optim": {"name": optimiser, "lr": lr, "weight_decay": decay},
+        "views": dict(zip(("brightness", "contrast", "saturation", "hue"), jitter, strict=True)),
+        "views.solarise": solarise,
+        "sem": {"temperature": tau, "second_temperature": second},
+        **DATA[head or "own"],
+        **MORE.get(method, {}),
+    }
+    if head == "shapes":
+        changes["options"] = SMALL[method]
+    return with_changes(Recipe(), changes)

@@ -1,0 +1,413 @@
+"""Views agree with torchvision operation by operation, and never wait for the host."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms.v2 import functional as TF
+
+from simplicia.data import views as V
+
+MEAN, STD = (0.48, 0.45, 0.41), (0.22, 0.23, 0.24)
+IDENTITY = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+CPU = torch.device("cpu")
+BYOL = V.ViewSettings(blur=(1.0, 0.1), solarise=(0.0, 0.2))
+NOTHING = V.ViewSettings(
+    crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), jitter=0, grey=0, blur=(0.0,), solarise=(0.0,), flip=0
+)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def uint8_images(n=6, height=32, width=32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (n, 3, height, width), dtype=torch.uint8, generator=generator)
+
+
+def float_images(n=6, height=17, width=23, seed=0):
+    return uint8_images(n, height, width, seed).float() / 255
+
+
+def assert_close(ours, reference, tolerance=1e-5):
+    torch.testing.assert_close(ours, reference, rtol=0, atol=tolerance)
+
+
+def each(operation, images, *parameters):
+    """torchvision's operation, sample by sample."""
+    rows = zip(*(p.tolist() for p in parameters), strict=True)
+    return torch.stack([operation(image, *row) for image, row in zip(images, rows, strict=True)])
+
+
+# ---- operations
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+@pytest.mark.parametrize("size", [8, 32, 45])
+@pytest.mark.parametrize("height, width", [(32, 32), (37, 51), (96, 64)])
+def test_resized_crop_is_torchvisions(height, width, size, interpolation):
+    images = float_images(8, height, width)
+    boxes = V.sample_boxes(8, height, width, (0.02, 1.0), (0.5, 2.0), CPU)
+    boxes[0] = torch.tensor([0, 0, height, width])
+    boxes[1] = torch.tensor([height - 1, width - 1, 1, 1])
+    boxes[2] = torch.tensor([3, 5, 2, 20])  # up-scaled in one direction, perhaps down-scaled in the other
+    mode = InterpolationMode(interpolation)
+    reference = [
+        TF.resized_crop(image, *box, [size, size], interpolation=mode, antialias=True).clamp(0, 1)
+        for image, box in zip(images, boxes.tolist(), strict=True)
+    ]
+    assert_close(V.resized_crop(images, boxes, size, interpolation), torch.stack(reference))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_crop_sees_nothing_outside_its_box(data):
+    height, width = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
+    top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+    box = torch.tensor(
+        [[top, left, data.draw(st.integers(1, height - top)), data.draw(st.integers(1, width - left))]]
+    )
+    size = data.draw(st.integers(2, 40))
+    image = torch.zeros(1, 3, height, width)
+    image[:, :, top : top + box[0, 2], left : left + box[0, 3]] = 0.5
+    assert_close(V.resized_crop(image, box, size), torch.full((1, 3, size, size), 0.5))
+
+
+FACTORS = torch.tensor([0.0, 0.3, 0.9, 1.0, 1.4, 3.0])
+HUES = torch.tensor([-0.5, -0.21, 0.0, 0.07, 0.34, 0.5])
+
+
+@pytest.mark.parametrize(
+    "ours, reference, factor",
+    [
+        (V.adjust_brightness, TF.adjust_brightness, FACTORS),
+        (V.adjust_contrast, TF.adjust_contrast, FACTORS),
+        (V.adjust_saturation, TF.adjust_saturation, FACTORS),
+        (V.adjust_hue, TF.adjust_hue, HUES),
+    ],
+)
+@pytest.mark.parametrize("levels", [256, 3])  # few levels: many ties between channels
+def test_colour_adjustments_are_torchvisions(ours, reference, factor, levels):
+    images = (float_images() * levels).floor().clamp(max=levels - 1) / (levels - 1)
+    assert_close(ours(images, factor), each(reference, images, factor))
+
+
+def test_colour_jitter_is_torchvisions_in_every_order():
+    steps = TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue
+    order = torch.tensor(list(itertools.permutations(range(4))))
+    images = float_images(len(order))
+    factors, _ = V.sample_jitter(len(order), V.ViewSettings(saturation=0.8, hue=0.4), CPU)
+    apply = torch.arange(len(order)) % 5 != 0
+    jittered = V.colour_jitter(images, factors, order, apply)
+    for i, image in enumerate(images):
+        for kind in order[i].tolist() if apply[i] else ():
+            image = steps[kind](image, factors[i, kind].item())
+        # Hue magnifies rounding errors where a later step left a pixel almost grey.
+        assert_close(jittered[i], image, 3e-5)
+    assert torch.equal(jittered[~apply], images[~apply])
+
+
+@pytest.mark.parametrize("height, width, kernel_size", [(32, 32, 3), (17, 23, 5), (40, 33, 23)])
+def test_gaussian_blur_is_torchvisions(height, width, kernel_size):
+    images, sigma = float_images(6, height, width), torch.tensor([0.1, 0.4, 0.8, 1.3, 2.0, 5.0])
+    apply = torch.tensor([True, True, True, True, False, True])
+    blurred = V.gaussian_blur(images, sigma, kernel_size, apply)
+    reference = each(lambda image, s: TF.gaussian_blur(image, [kernel_size] * 2, [s, s]), images, sigma)
+    assert_close(blurred[apply], reference[apply])
+    assert torch.equal(blurred[~apply], images[~apply])
+
+
+def test_blur_kernel_is_odd_and_a_tenth_of_the_size():
+    assert [V.blur_kernel_size(size) for size in (8, 32, 64, 96, 224)] == [3, 3, 7, 9, 23]
+
+
+@pytest.mark.parametrize(
+    "ours, reference",
+    [
+        (V.greyscale, lambda image: TF.rgb_to_grayscale(image, 3)),
+        (lambda images, apply: V.solarise(images, 0.25, apply), lambda image: TF.solarize(image, 0.25)),
+        (V.flip, TF.horizontal_flip),
+    ],
+)
+def test_where_applied_grey_solarise_and_flip_are_torchvisions(ours, reference):
+    images, apply = float_images(), torch.tensor([True, False, True, True, False, True])
+    images[0, :, 0, 0] = 0.25  # the threshold itself
+    result = ours(images, apply)
+    assert_close(result[apply], reference(images[apply]), 1e-6)
+    assert torch.equal(result[~apply], images[~apply])
+
+
+def test_normalise_is_torchvisions():
+    images = float_images()
+    assert_close(V.normalise(images, MEAN, STD), TF.normalize(images, list(MEAN), list(STD)))
+
+
+@pytest.mark.parametrize("height, width", [(48, 48), (61, 83), (100, 40), (20, 30)])
+def test_eval_view_is_resize_and_centre_crop(height, width):
+    images = uint8_images(2, height, width)
+    resized = TF.resize(images.float() / 255, [37], InterpolationMode.BICUBIC, antialias=True).clamp(0, 1)
+    reference = TF.normalize(TF.center_crop(resized, [32, 32]), list(MEAN), list(STD))
+    assert_close(V.eval_view(images, 32, MEAN, STD), reference)
+
+
+def test_eval_view_leaves_images_of_the_right_size_whole():
+    images = uint8_images()
+    assert torch.equal(V.eval_view(images, 32, *IDENTITY), images.float() / 255)
+
+
+# ---- sampling
+
+
+@pytest.mark.parametrize(
+    "height, width, scale, ratio",
+    [
+        (32, 32, (0.08, 1.0), (3 / 4, 4 / 3)),
+        (61, 33, (0.2, 0.6), (3 / 4, 4 / 3)),
+        (20, 90, (0.5, 1.0), (3 / 4, 4 / 3)),  # many draws fall back to the centre
+        (90, 20, (0.9, 1.0), (1.0, 2.0)),  # all do
+    ],
+)
+def test_boxes_have_torchvisions_distribution(height, width, scale, ratio):
+    boxes = V.sample_boxes(20_000, height, width, scale, ratio, CPU)
+    top, left, h, w = boxes.unbind(1)
+    assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] >= 1).all()
+    assert (top + h <= height).all() and (left + w <= width).all()
+    crop, image = v2.RandomResizedCrop(8, scale=scale, ratio=ratio), torch.empty(3, height, width)
+    drawn = [crop.make_params([image]) for _ in range(1500)]
+    names = ("top", "left", "height", "width")
+    reference = torch.tensor([[params[name] for name in names] for params in drawn]).float()
+    ours = boxes.float()
+    error = 4 * (reference.var(0) / len(reference) + ours.var(0) / len(ours)).sqrt() + 1e-6
+    assert ((ours.mean(0) - reference.mean(0)).abs() <= error).all()
+    assert_close(ours.std(0), reference.std(0), 0.06 * max(height, width) ** 0.5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 50), st.integers(1, 50), st.floats(0.001, 1), st.floats(0.1, 8), st.floats(1, 3))
+def test_boxes_lie_inside_any_image(height, width, scale, ratio, spread):
+    top, left, h, w = V.sample_boxes(50, height, width, (scale, 1.0), (ratio, ratio * spread), CPU).unbind(1)
+    assert (torch.minimum(top, left) >= 0).all() and (torch.minimum(h, w) >= 1).all()
+    assert (top + h <= height).all() and (left + w <= width).all()
+
+
+def test_every_position_of_a_box_is_as_likely():
+    boxes = V.sample_boxes(9_000, 4, 4, (0.25, 0.25), (1.0, 1.0), CPU)
+    positions, counts = boxes.unique(dim=0, return_counts=True)
+    assert positions.tolist() == [[top, left, 2, 2] for top in range(3) for left in range(3)]
+    assert (counts - 1000).abs().max() < 120
+
+
+def test_jitter_factors_and_orders_have_torchvisions_distribution():
+    strengths = V.ViewSettings(brightness=0.4, contrast=1.5, saturation=0.2, hue=0.1)
+    factors, order = V.sample_jitter(24_000, strengths, CPU)
+    low, high = torch.tensor([0.6, 0.0, 0.8, -0.1]), torch.tensor([1.4, 2.5, 1.2, 0.1])
+    assert (factors >= low - 1e-6).all() and (factors <= high + 1e-6).all()
+    assert_close(factors.mean(0), (low + high) / 2, 0.02)
+    assert_close(factors.var(0), (high - low) ** 2 / 12, 0.02)
+    _, counts = order.unique(dim=0, return_counts=True)
+    assert len(counts) == 24 and (counts - 1000).abs().max() < 150
+
+
+def test_probabilities_zero_and_one_are_exact():
+    assert not V.sample_apply(100_000, 0.0, CPU).any()
+    assert V.sample_apply(100_000, 1.0, CPU).all()
+    assert abs(V.sample_apply(100_000, 0.2, CPU).float().mean() - 0.2) < 0.01
+
+
+# ---- views
+
+
+def view_of(images, **changes):
+    return V.Views(replace(NOTHING, **changes), images.shape[2], *IDENTITY)(images)[0]
+
+
+def test_each_setting_switches_its_own_operation():
+    images = uint8_images()
+    pixels, all_of_them = images.float() / 255, torch.ones(6, dtype=torch.bool)
+    assert_close(view_of(images), pixels, 1e-6)
+    assert_close(view_of(images, flip=1.0), pixels.flip(3), 1e-6)
+    assert_close(view_of(images, grey=1.0), V.greyscale(pixels, all_of_them), 1e-6)
+    solarised = V.solarise(pixels, 0.5, all_of_them)
+    assert_close(view_of(images, solarise=(1.0,)), solarised, 1e-6)
+    blurred = V.gaussian_blur(pixels, torch.full((6,), 0.7), 3, all_of_them)
+    assert_close(view_of(images, blur=(1.0,), blur_sigma=(0.7, 0.7)), blurred)
+    still = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
+    assert_close(view_of(images, jitter=1.0, **still), pixels, 1e-6)
+    for name in still:
+        strengths = {**still, name: 0.4}
+        assert (view_of(images, jitter=1.0, **strengths) - pixels).abs().amax((1, 2, 3)).min() > 1e-3
+        assert_close(view_of(images, jitter=0.0, **strengths), pixels, 1e-6)
+
+
+def test_blur_and_solarise_come_after_the_colours_and_in_that_order():
+    images = uint8_images()
+    pixels, everywhere = images.float() / 255, torch.ones(6, dtype=torch.bool)
+    grey = V.greyscale(pixels, everywhere)
+    expected = V.solarise(V.gaussian_blur(grey, torch.full((6,), 0.7), 3, everywhere), 0.5, everywhere)
+    ours = view_of(images, grey=1.0, blur=(1.0,), blur_sigma=(0.7, 0.7), solarise=(1.0,))
+    assert_close(ours, expected)
+
+
+def test_samples_of_a_batch_differ_and_so_do_views():
+    images = uint8_images(1).expand(8, -1, -1, -1)
+    first, second = V.Views(BYOL, 24, MEAN, STD)(images)
+    assert first.shape == second.shape == (8, 3, 24, 24)
+    assert first.dtype == torch.float32 and first.is_contiguous()
+    everything = torch.cat((first, second)).flatten(1)
+    assert torch.pdist(everything).min() > 1
+
+
+def test_a_batch_is_its_samples_one_by_one():
+    images, n = float_images(6, 32, 32), 6
+    boxes = V.sample_boxes(n, 32, 32, (0.08, 1.0), (3 / 4, 4 / 3), CPU)
+    factors, order = V.sample_jitter(n, BYOL, CPU)
+    apply, sigma = V.sample_apply(n, 0.5, CPU), torch.rand(n) + 0.1
+
+    def pipeline(i):
+        x = V.resized_crop(images[i], boxes[i], 20)
+        x = V.greyscale(V.colour_jitter(x, factors[i], order[i], apply[i]), ~apply[i])
+        return V.flip(V.solarise(V.gaussian_blur(x, sigma[i], 3, apply[i]), 0.5, apply[i]), apply[i])
+
+    one_by_one = torch.cat([pipeline(slice(i, i + 1)) for i in range(n)])
+    assert_close(pipeline(slice(None)), one_by_one)
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_extreme_images_stay_in_range(interpolation):
+    black, checks = torch.zeros(8, 3, 33, 20, dtype=torch.uint8), torch.zeros(8, 3, 33, 20, dtype=torch.uint8)
+    checks[:, :, ::2, ::2] = 255
+    flat_red = black.clone()
+    flat_red[:, 0] = 255
+    settings = replace(BYOL, interpolation=interpolation, jitter=1.0, blur=(1.0, 1.0), solarise=(0.0, 0.5))
+    views = V.Views(settings, 32, *IDENTITY)
+    for images in (black, black + 255, black + 128, checks, flat_red):
+        for view in views(images):
+            assert view.isfinite().all() and view.min() >= 0 and view.max() <= 1 + 1e-6
+
+
+def test_the_generator_decides_everything():
+    views, images = V.Views(BYOL, 32, MEAN, STD), uint8_images()
+    torch.manual_seed(3)
+    first = views(images)
+    torch.manual_seed(3)
+    assert all(torch.equal(a, b) for a, b in zip(first, views(images), strict=True))
+
+
+def test_local_crops_follow_the_large_views():
+    local = V.LocalCrops(count=3, size=12, crop_scale=(0.05, 0.25))
+    result = V.Views(BYOL, 32, MEAN, STD, local)(uint8_images(2, 40, 36))
+    assert [tuple(view.shape) for view in result] == [(2, 3, 32, 32)] * 2 + [(2, 3, 12, 12)] * 3
+
+
+def test_local_crops_are_small():
+    ramp = torch.arange(0, 256, 4, dtype=torch.uint8).expand(50, 3, 64, 64)
+    settings = replace(NOTHING, crop_scale=(0.9, 1.0))
+    large, small = V.Views(settings, 16, *IDENTITY, V.LocalCrops(1, 16, (0.05, 0.1), blur=0))(ramp)
+    assert (large.amax(3) - large.amin(3)).min() > 0.8 and (small.amax(3) - small.amin(3)).max() < 0.35
+
+
+def test_crop_flip_changes_no_colour():
+    images = torch.tensor([200, 30, 90], dtype=torch.uint8)[:, None, None].expand(16, 3, 40, 40)
+    (view,) = V.Views(V.ViewSettings.crop_flip((0.2, 1.0)), 32, *IDENTITY)(images)
+    assert_close(view, images[:, :, :32, :32] / 255)
+
+
+def test_autocast_does_not_coarsen_the_pixels():
+    views, images = V.Views(BYOL, 32, MEAN, STD), uint8_images()
+    torch.manual_seed(0)
+    exact = views(images)
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(torch.equal(a, b) for a, b in zip(exact, views(images), strict=True))
+
+
+# ---- no waiting for the host
+
+
+def test_nothing_depends_on_data():
+    views = V.Views(BYOL, 24, MEAN, STD, V.LocalCrops(1, 12))
+    with FakeTensorMode():  # has no values: reading one, or branching on it, raises
+        images = torch.empty(4, 3, 40, 36, dtype=torch.uint8)
+        assert [tuple(view.shape) for view in views(images)] == [(4, 3, 24, 24)] * 2 + [(4, 3, 12, 12)]
+        assert V.eval_view(images, 24, MEAN, STD).shape == (4, 3, 24, 24)
+
+
+def test_views_compile_to_one_graph():
+    views, images = V.Views(replace(BYOL, blur=(0.5,), solarise=(0.2,)), 24, MEAN, STD), uint8_images(3)
+    compiled = torch.compile(views, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(0)
+    ours = compiled(images)
+    torch.manual_seed(0)
+    for a, b in zip(ours, views(images), strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_views_can_be_captured_in_a_cuda_graph():
+    views, images = V.Views(BYOL, 32, MEAN, STD), uint8_images().cuda()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        views(images)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = views(images)
+    graph.replay()
+    first = captured[0].clone()
+    graph.replay()
+    assert first.isfinite().all() and not torch.equal(first, captured[0])  # new random numbers every time
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"crop_scale": (0.5, 0.2)},
+        {"crop_scale": (0.0, 1.0)},
+        {"crop_scale": (0.5, 1.5)},
+        {"crop_ratio": (0.0, 1.0)},
+        {"crop_ratio": (1.0, float("inf"))},
+        {"blur_sigma": (-1.0, 2.0)},
+        {"interpolation": "nearest"},
+        {"brightness": -0.1},
+        {"contrast": float("nan")},
+        {"hue": 0.6},
+        {"jitter": 1.1},
+        {"grey": -0.1},
+        {"flip": 2.0},
+        {"blur": 0.5},
+        {"blur": (0.1, 1.2)},
+        {"blur": (0.1,)},
+        {"blur": (), "solarise": ()},
+    ],
+)
+def test_a_setting_out_of_range_is_named(change):
+    with pytest.raises(ValueError, match=rf"{next(iter(change))}.* must .*\.$"):
+        V.Views(V.ViewSettings(**change), 32, MEAN, STD)
+
+
+def test_other_errors_are_sentences():
+    for size, mean, std, local in [
+        (1, MEAN, STD, None),
+        (32, (0.5,), STD, None),
+        (32, MEAN, (0.2, 0.0, 0.2), None),
+        (32, MEAN, STD, V.LocalCrops(count=0)),
+        (32, MEAN, STD, V.LocalCrops(size=0)),
+        (32, MEAN, STD, V.LocalCrops(crop_scale=(0.0, 0.5))),
+        (32, MEAN, STD, V.LocalCrops(blur=-1)),
+    ]:
+        with pytest.raises(ValueError, match=r"; .* must .*\.$"):
+            V.Views(BYOL, size, mean, std, local)
+    for images in (float_images(), uint8_images()[0], uint8_images()[:, :1]):
+        with pytest.raises(ValueError, match=r"they must be torch.uint8 of shape"):
+            V.Views(BYOL, 32, MEAN, STD)(images)
