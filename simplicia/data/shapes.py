@@ -53,37 +53,33 @@ def _draw(figure: Callable[..., Array], n: int, random: np.random.Generator) -> 
     y, x = np.mgrid[:SIDE, :SIDE] + 0.5
     x, y = x[None], y[None]
 
-    # Any two colours, moved apart so that they can be told apart in grey; either may be the lighter.
-    ground, ink = (uniform(0.1, 0.9, 1, 1, 1) + uniform(-0.15, 0.15, 3, 1, 1) for _ in range(2))
-    grey_ground, grey_ink = ((c * _LUMA).sum(1, keepdims=True) for c in (ground, ink))
-    ink += grey_ground - grey_ink + np.where(grey_ground > 0.5, -1, 1) * uniform(0.3, 0.6, 1, 1, 1)
+    # Dark ink on a light ground, unevenly lit.
+    ground, ink = uniform(0.75, 0.95), uniform(0.1, 0.35)
+    slope = _direction(uniform(0, 2 * np.pi))
+    image = ground + (slope[0] * (x - SIDE / 2) + slope[1] * (y - SIDE / 2)) / SIDE * uniform(0, 0.25)
 
-    slope, wave = _direction(uniform(0, 2 * np.pi)), _direction(uniform(0, 2 * np.pi))
-    ramp = (slope[0] * (x - SIDE / 2) + slope[1] * (y - SIDE / 2)) / SIDE
-    ripple = np.sin((wave[0] * x + wave[1] * y) * uniform(0.2, 0.9) + uniform(0, 2 * np.pi))
-    image = ground + ramp[:, None] * uniform(-0.2, 0.2, 1, 1, 1)
-    image += ripple[:, None] * uniform(-0.04, 0.04, 3, 1, 1)
-
-    for _ in range(4):  # distractors: small discs and short lines, some of them invisible
+    for _ in range(3):  # distractors: small discs and short lines, some of them invisible
         u, v = _place(x, y, uniform(0, SIDE), uniform(0, SIDE), uniform(0, 2 * np.pi), 1.0)
         length = uniform(0, 6) * (uniform(0, 1) < 0.5)
-        stroke = _segment(u, v, -length / 2, 0, length / 2, 0) - uniform(0.3, 1.3)
-        image = _paint(image, uniform(0, 1, 3, 1, 1), np.clip(0.5 - stroke, 0, 1) * (uniform(0, 1) < 0.7))
+        stroke = _segment(u, v, -length / 2, 0, length / 2, 0) - uniform(0.3, 1.2)
+        image = _paint(image, uniform(0.1, 0.9), np.clip(0.5 - stroke, 0, 1) * (uniform(0, 1) < 0.7))
 
-    size = uniform(7.5, 11.5)
+    size = uniform(9.0, 12.5)
     free = SIDE / 2 - size * 0.9
     cx, cy = (SIDE / 2 + free * uniform(-1, 1) for _ in "xy")
     u, v = _place(x, y, cx, cy, uniform(-0.4, 0.4), size)
     u *= random.choice([-1, 1], (n, 1, 1))  # mirrored as often as not
-    image = _paint(image, ink, np.clip(0.5 - figure(u, v, uniform) * size, 0, 1))
+    image = _paint(image, ink, np.clip(0.5 - figure(u, v, uniform) * size, 0, 1))[:, None]
 
-    image = 0.5 + (image - 0.5) * uniform(0.5, 1.0, 1, 1, 1) + uniform(-0.1, 0.1, 1, 1, 1)
-    image += random.standard_normal((n, 3, SIDE, SIDE)) * 0.03
+    # Coloured light, exposure and contrast, as an augmentation would change them, and grain.
+    image = image * uniform(0.55, 1.0, 3, 1, 1)
+    image = 0.5 + (image - 0.5) * uniform(0.6, 1.2, 1, 1, 1) + uniform(-0.15, 0.15, 1, 1, 1)
+    image = image + random.standard_normal((n, 3, SIDE, SIDE)) * 0.04
     return np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)
 
 
-def _paint(image: Array, colour: Array, mask: Array) -> Array:
-    return image + (colour - image) * mask[:, None]
+def _paint(image: Array, shade: Array, mask: Array) -> Array:
+    return image + (shade - image) * mask
 
 
 def _direction(angle: Array) -> tuple[Array, Array]:

@@ -92,7 +92,7 @@ class Training:
         views = Views(recipe.views, recipe.image_size, *self.statistics)
         self.step = Step(recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
-        self.writer = checkpoint.Writer(folder / "checkpoint")
+        self.writer: checkpoint.Writer
 
     def add_online_probe(self, test: ImageSet) -> None:
         if self.images.labels is None or test.labels is None:
@@ -136,6 +136,7 @@ class Training:
     def go(self) -> None:
         """Train to the end, or until told to stop."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.writer = checkpoint.Writer(self.folder / "checkpoint")
         if not (self.folder / "recipe.yaml").exists() and self.fabric.global_rank == 0:
             write_yaml(self.recipe, self.folder / "recipe.yaml")
         self._take_up()

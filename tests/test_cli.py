@@ -1,0 +1,170 @@
+"""The command line as its users meet it: real processes, one line for a mistake, exit status 2."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import simplicia
+from simplicia import cli
+
+TINY = "--epochs 1 --batch-size 250 --sem.simplices 8 --byol.hidden 32 --byol.out 16 --quiet".split()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "run"
+    assert cli.main(["pretrain", "shapes-byol-sem", "--out", str(path), *TINY]) == 0
+    return path
+
+
+def fails(capsys, *words):
+    status = cli.main([str(w) for w in words])
+    errors = capsys.readouterr().err
+    assert status == 2, errors
+    assert len(errors.strip().splitlines()) == 1 and errors.startswith("simplicia: ")
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("pretrian", "'pretrain'"),
+        ("pretrain cifar100-boyl-sem", "'cifar100-byol-sem'"),
+        ("pretrain --epochs 3", "recipe's name first"),
+        ("pretrain shapes-byol --epoch 3", "--epochs"),
+        ("pretrain shapes-byol --sem.vertex 3", "--sem.vertices"),
+        ("pretrain shapes-byol --epochs many", "a whole number"),
+        ("pretrain shapes-byol --epochs", "expected one argument"),
+        ("pretrain shapes-byol-sem --sem.vertices 0", "vertices is 0"),
+        ("pretrain shapes-byol --sem.temperature -1 --bottleneck sem", "temperature is -1"),
+        ("pretrain shapes-byol --byol.hiden 3", "--byol.hidden"),
+        ("pretrain shapes-byol --device cuda:7", "cuda:7"),
+        ("pretrain shapes-byol --device tpu9", "choose auto"),
+        ("pretrain shapes-byol surplus", "surplus"),
+        ("pretrain shapes-byol --batch-size 100000", "batch_size is 100000"),
+        ("pretrain byol-sem", "--data"),
+        ("pretrain byol-sem --data no/such/folder", "no/such/folder"),
+        ("pretrain byol-sem --data shaps", "'shapes'"),
+        ("pretrain cifar100-byol --data-dir no/such", "no/such"),
+        ("probe no/such/run", "is not a run"),
+        ("knn RUN --k 0", "above 0"),
+        ("probe RUN --lrs fast", "a number"),
+        ("probe RUN --layer sen", "'sem'"),
+        ("probe RUN --network teacher", "target"),
+        ("probe RUN --data no/such", "no/such"),
+        ("encode RUN nothing --out x.npz", "nothing"),
+        ("encode RUN . --out x.csv", ".npz"),
+        ("recipes byoll", "'byol'"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_two(words, told, capsys, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
+    errors = fails(capsys, *(str(run) if w == "RUN" else w for w in words.split()))
+    assert told in errors
+    assert list(tmp_path.iterdir()) == []  # nothing left half-written
+
+
+def test_an_empty_folder_is_an_error_before_training(capsys, tmp_path):
+    (tmp_path / "photos").mkdir()
+    assert "photos" in fails(capsys, "pretrain", "byol", "--data", tmp_path / "photos", "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_real_process_prints_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "simplicia.cli", "pretrain", "shapes-boyl"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("simplicia: unknown recipe 'shapes-boyl'; did you mean 'shapes-byol'")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["", "--help", "--version", "recipes", "datasets", "methods", "recipes byol-sem"])
+def test_what_there_is(words, capsys):
+    assert cli.main(words.split()) == 0
+    out = capsys.readouterr().out
+    expected = {"recipes": "cifar100-swav-sem", "datasets": "cifar100", "methods": "final_momentum"}
+    assert expected.get(words, "simplicia" if words != "recipes byol-sem" else "method: byol") in out
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "probe", "knn", "encode", "demo", "recipes"])
+def test_help(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([verb, "--help"])
+    assert stop.value.code == 0 and f"simplicia {verb}" in capsys.readouterr().out
+
+
+def test_probe_prints_a_table_and_writes_the_same_numbers(run, capsys, tmp_path):
+    words = ["--epochs", "2", "--lrs", "0.1", "--l1", "0", "--temperatures", "0", "1"]
+    assert cli.main(["probe", str(run), *words, "--json", str(tmp_path / "p.json")]) == 0
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert found["online"] is False and found["layer"] == "sem" and found["protocol"] == "offline linear probe"
+    for row in found["per_temperature"]:
+        assert f"{row['accuracy']:.1f}" in out
+    assert {"dataset", "encoder", "network", "seconds", "torch", "device", "standard_error"} <= found.keys()
+    assert cli.main(["knn", str(run), "--layer", "codes"]) == 0
+    stored = json.loads((run / "results" / "knn-codes.json").read_text())
+    assert stored["layer"] == "codes" and f"{stored['accuracy']:.1f}" in capsys.readouterr().out
+
+
+def test_encode_turns_images_into_codes(run, tmp_path, capsys):
+    from PIL import Image
+
+    photos = tmp_path / "photos"
+    (photos / "deep").mkdir(parents=True)
+    images = simplicia.data.datasets.load("shapes", "test").images[:4]
+    names = ["a.png", "b.png", "deep/c.png", "deep/d.png"]
+    for name, image in zip(names, images, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(photos / name)
+    (photos / "broken.jpg").write_bytes(b"no image")
+    out = tmp_path / "codes.npz"
+    assert cli.main(["encode", str(run), str(photos), "--layer", "codes", "--out", str(out)]) == 0
+    assert "broken.jpg" in capsys.readouterr().err
+    with np.load(out) as arrays:  # refuses pickles by default
+        assert list(arrays["files"]) == names
+        assert arrays["codes"].dtype == np.uint8 and arrays["codes"].shape == (4, 8)
+        assert (arrays["codes"] == simplicia.load(run).encode(images, "codes").numpy()).all()
+
+
+def test_a_folder_without_labels_trains_but_cannot_be_probed(run, tmp_path, capsys):
+    from PIL import Image
+
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i, image in enumerate(simplicia.data.datasets.load("shapes", "test").images[:40]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).resize((50, 40)).save(photos / f"{i}.jpg")
+    (photos / "broken.jpg").write_bytes(b"")
+    out = tmp_path / "run"
+    assert cli.main(["pretrain", "byol-sem", "--data", str(photos), "--out", str(out), "--epochs", "1"]) == 0
+    said = capsys.readouterr().err
+    assert "skipped 1 unreadable files: broken.jpg" in said
+    for choice in ("image_size 32", "encoder tiny", "stem small", "batch_size 8", "sem.simplices 256"):
+        assert choice in said
+    assert "no labels" in fails(capsys, "probe", out)
+
+
+def test_an_output_folder_that_cannot_be_written(capsys):
+    if os.geteuid() == 0:
+        place = "/proc/simplicia-run"  # not even root can write there
+    else:
+        place = "/simplicia-run"
+    assert place.split("/")[1] in fails(capsys, "pretrain", "shapes-byol", "--out", place, *TINY[:4])
+
+
+@pytest.mark.skipif(not (Path(__file__).parents[2] / "shared/tools/unpack.py").exists(), reason="no CIFAR-100 here")
+def test_steps_on_real_cifar100(tmp_path, capsys):
+    unpack = Path(__file__).parents[2] / "shared/tools/unpack.py"
+    subprocess.run([sys.executable, str(unpack), str(tmp_path), "cifar100"], check=True, capture_output=True)
+    words = "--batch-size 64 --encoder tiny --sem.simplices 32 --byol.hidden 64 --device cpu --dry-run".split()
+    assert cli.main(["pretrain", "cifar100-byol-sem", "--data-dir", str(tmp_path), *words]) == 0  # takes three steps
+    said = capsys.readouterr().err
+    assert "50,000 images of cifar100" in said and "steps: 781,000 (781 per epoch)" in said
+    test = simplicia.data.datasets.load("cifar100", "test", tmp_path)
+    assert len(test) == 10_000 and len(test.classes) == 100 and len(test.superclasses) == 20

@@ -1,0 +1,108 @@
+"""Checkpoints are whole or not there, strict when read, and survive a full disk."""
+
+import json
+import resource
+
+import pytest
+import torch
+from torch import nn
+
+from simplicia.errors import UserError
+from simplicia.train import checkpoint
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+
+def test_round_trip_keeps_the_memory_format(tmp_path):
+    one, two = model().to(memory_format=torch.channels_last), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    two.to(memory_format=torch.channels_last)
+    checkpoint.save(tmp_path, 7, one.state_dict(), {"x": 1})
+    newest = checkpoint.latest(tmp_path)
+    tensors, state = checkpoint.read(newest)
+    checkpoint.load_into(two, tensors, newest)
+    assert state["step"] == 7 and state["x"] == 1
+    for key, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[key])
+    assert two[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_last_two_are_kept(tmp_path):
+    for step in (5, 10, 15):
+        checkpoint.save(tmp_path, step, {"a": torch.ones(2)}, {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000000010", "step-000000015"]
+
+
+def test_what_a_killed_process_left_is_not_seen_and_swept(tmp_path):
+    checkpoint.save(tmp_path, 5, {"a": torch.ones(2)}, {})
+    half = tmp_path / ".writing-000000009-1"
+    half.mkdir()
+    (half / "tensors.safetensors").write_bytes(b"half")
+    assert checkpoint.latest(tmp_path).name == "step-000000005"
+    checkpoint.Writer(tmp_path)
+    assert not half.exists()
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "state", "missing", "no tensors"])
+def test_a_damaged_checkpoint_is_named_and_so_is_the_way_back(tmp_path, damage):
+    for step in (5, 10):
+        checkpoint.save(tmp_path, step, {"a": torch.ones(50)}, {})
+    newest = checkpoint.latest(tmp_path)
+    file = newest / "tensors.safetensors"
+    if damage == "truncate":
+        file.write_bytes(file.read_bytes()[:-10])
+    elif damage == "garbage":
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    elif damage == "state":
+        (newest / "state.json").write_text("[]")
+    elif damage == "missing":
+        (newest / "state.json").unlink()
+    else:
+        file.unlink()
+    with pytest.raises(UserError, match=r"step-000000010 is damaged.*step-000000005"):
+        checkpoint.read(newest)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop("0.bias"), "lacks '0.bias'"),
+        (lambda t: t.update(extra=torch.ones(1)), "unknown 'extra'"),
+        (lambda t: t.update({"0.bias": torch.ones(9)}), r"0.bias is \(9,\)"),
+        (lambda t: t.update({"0.bias": torch.ones(4, dtype=torch.float64)}), "float64"),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused(tmp_path, change, words):
+    tensors = dict(model().state_dict())
+    change(tensors)
+    target = model()
+    before = {k: v.clone() for k, v in target.state_dict().items()}
+    with pytest.raises(UserError, match=words):
+        checkpoint.load_into(target, tensors, tmp_path)
+    assert all(torch.equal(v, before[k]) for k, v in target.state_dict().items())
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_nothing_else(tmp_path):
+    writer = checkpoint.Writer(tmp_path)
+    writer.save(5, {"a": torch.ones(10)}, {})
+    writer.wait()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # a file cannot grow beyond this
+    try:
+        writer.save(10, {"a": torch.ones(1_000_000)}, {})
+        with pytest.raises(UserError, match=r"no checkpoint could be written.*step-000000005"):
+            writer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000000005"]
+    assert json.loads((tmp_path / "step-000000005" / "state.json").read_text())["step"] == 5
+
+
+def test_the_copy_is_taken_at_once(tmp_path):
+    writer, tensor = checkpoint.Writer(tmp_path), torch.ones(1000)
+    writer.save(1, {"a": tensor}, {})
+    tensor.zero_()
+    writer.wait()
+    assert (checkpoint.read(checkpoint.latest(tmp_path))[0]["a"] == 1).all()

@@ -1,0 +1,128 @@
+"""Recipes: the table is the paper's, names are strict, what is written can be read back."""
+
+import dataclasses
+import re
+
+import pytest
+
+from simplicia.errors import UserError
+from simplicia.train import recipes
+from simplicia.train.optim import learning_rate
+from simplicia.train.recipe import OptimSettings, Recipe, read_yaml, write_yaml
+from simplicia.train.settings import as_dict, from_dict, with_changes
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_is_valid_and_survives_its_file(name, tmp_path):
+    recipe = recipes.get(name)
+    recipe.validate()
+    write_yaml(recipe, tmp_path / "recipe.yaml")
+    assert read_yaml(tmp_path / "recipe.yaml") == recipe
+
+
+def test_names_cover_three_sets_and_ones_own_images():
+    names = recipes.names()
+    assert len(names) == len(set(names)) == 4 * 7 * 2
+    assert {"cifar100-byol-sem", "cifar10-vicreg", "shapes-dino-sem", "byol", "moco-sem"} <= set(names)
+
+
+def test_the_papers_numbers():
+    byol, moco, swav = (recipes.get(f"cifar100-{m}-sem") for m in ("byol", "moco", "swav"))
+    assert (byol.optim.lr, byol.optim.weight_decay, byol.optim.eta, byol.epochs) == (1.0, 1e-5, 0.02, 1000)
+    assert (byol.sem.simplices, byol.sem.vertices, byol.batch_size) == (5000, 13, 256)
+    assert (moco.sem.temperature, moco.sem.second_temperature) == (0.04, 0.01)
+    assert (moco.optim.name, moco.optim.exclude_1d) == ("sgd", False)
+    assert (swav.optim.min_lr, swav.optim.exclude_1d, swav.views.solarise) == (6e-4, False, (0.0, 0.0))
+    assert recipes.get("cifar100-vicreg").views.crop_scale == (0.2, 1.0)
+    assert recipes.get("cifar100-byol").bottleneck == "none"
+
+
+def test_changes_by_dotted_name_and_by_dict():
+    recipe = with_changes(
+        recipes.get("cifar100-byol-sem"),
+        {"epochs": "5", "sem.vertices": 7, "optim": {"lr": 0.1}, "options.momentum": 0.9, "views.blur": ["0.5", "0"]},
+    )
+    assert (recipe.epochs, recipe.sem.vertices, recipe.optim.lr) == (5, 7, 0.1)
+    assert recipe.views.blur == (0.5, 0.0) and recipe.options == {"momentum": 0.9}
+    assert recipe.sem.simplices == 5000
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epoch": 3}, "epochs"),
+        ({"sem.vertex": 3}, "sem.vertices"),
+        ({"sem.vertices.x": 3}, "sem.vertices.x"),
+        ({"epochs": "many"}, "a whole number"),
+        ({"epochs": 2.5}, "a whole number"),
+        ({"epochs": True}, "a whole number"),
+        ({"optim.lr": "fast"}, "a number"),
+        ({"optim.lr": "nan"}, "a number"),
+        ({"optim.per_epoch": "maybe"}, "true or false"),
+        ({"stem": "huge"}, "'small'"),
+        ({"views.crop_scale": [0.1]}, "2 values"),
+        ({"sem": 3}, "mapping"),
+    ],
+)
+def test_wrong_changes_are_one_sentence(changes, words):
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        with_changes(Recipe(), changes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch_size": 1}, "BatchNorm"),
+        ({"optim.lr": -1}, "optim.lr"),
+        ({"method": "boyl"}, "byol"),
+        ({"bottleneck": "sen"}, "sem"),
+        ({"options": {"momentun": 1}}, "momentum"),
+        ({"loggers": ["tensorbored"]}, "tensorboard"),
+        ({"views.grey": 2}, "grey"),
+        ({"checkpoint_minutes": 0}, "checkpoint_minutes"),
+    ],
+)
+def test_impossible_recipes_are_one_sentence(changes, words):
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        with_changes(Recipe(), changes).validate()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"sem.vertices": 0}, "vertices is 0"), ({"sem.blocks": 7}, "7 blocks"), ({"encoder": "resnet81"}, "resnet18")],
+)
+def test_unbuildable_recipes_are_one_sentence(changes, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        with_changes(recipes.get("shapes-byol-sem"), changes).build()
+
+
+@pytest.mark.parametrize(
+    "text", ["- a list", "epochs: [", "epochs: 3\nepocs: 4", "sem: {vertices: x}", "\x00", "!!python/object:os.system {}"]
+)
+def test_a_broken_recipe_file_is_one_sentence(tmp_path, text):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"recipe\.yaml") as error:
+        read_yaml(path)
+    assert "\n" not in str(error.value)
+
+
+def test_plain_values_and_back():
+    recipe = recipes.get("swav-sem")
+    assert from_dict(as_dict(recipe), Recipe) == recipe
+    assert all(f.name in as_dict(recipe) for f in dataclasses.fields(Recipe))
+
+
+def test_learning_rate_warms_up_and_falls():
+    settings = OptimSettings(lr=1.0, warmup_epochs=10, warmup_lr=3e-5)
+    rates = [learning_rate(settings, 512, epoch, 100) for epoch in range(100)]
+    assert rates[0] == 3e-5 and rates[9] == rates[10] == 2.0
+    assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(1.0) and 0 < rates[99] < 0.01
+    per_step = OptimSettings(lr=1.0, warmup_epochs=1, per_epoch=False, min_lr=0.1)
+    assert learning_rate(per_step, 256, 0.5, 10) == pytest.approx(0.5, abs=1e-4)
+    assert learning_rate(per_step, 256, 10.0, 10) == pytest.approx(0.1)
+    assert max(learning_rate(settings, 256, e, 3) for e in range(3)) == 1.0  # even three epochs get going

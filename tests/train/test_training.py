@@ -1,0 +1,271 @@
+"""Runs end to end: resumed equals uninterrupted, killed loses nothing, and mistakes are told in a line."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import simplicia
+from simplicia import methods
+from simplicia.errors import Diverged, UserError
+from simplicia.train import checkpoint, loop
+
+SMALL = {"epochs": 2, "batch_size": 500, "encoder": "tiny", "sem.simplices": 8, "log_every": 3, "quiet": True}
+HEADS = {
+    "barlow": {"hidden": 32, "out": 32},
+    "byol": {"hidden": 32, "out": 16},
+    "dino": {"hidden": 32, "out": 16, "prototypes": 20},
+    "moco": {"hidden": 32, "out": 16, "queue": 700},
+    "simclr": {"hidden": 32, "out": 16},
+    "swav": {"hidden": 32, "out": 16, "prototypes": 20, "queue": 700, "queue_start": 1, "frozen_epochs": 1},
+    "vicreg": {"hidden": 32, "out": 32},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Sixty small images without labels, in a flat folder."""
+    from PIL import Image
+
+    path = tmp_path_factory.mktemp("photos")
+    images = simplicia.data.datasets.load("shapes", "test").images[:60]
+    for i, image in enumerate(images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path / f"{i:03d}.jpg")
+    return path
+
+
+def settings(folder, method="byol", **changes):
+    small = {"data": str(folder), "epochs": 4, "batch_size": 16, "sem.simplices": 8, "log_every": 4, "quiet": True}
+    return {**small, "image_size": 16, "encoder": "tiny", "stem": "small", "options": HEADS[method], **changes}
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(monkeypatch, step):
+    """Save and stop once a step is done, as a signal would, in this process."""
+    original = loop.Step.__call__
+
+    def call(self, number):
+        output = original(self, number)
+        if number + 1 == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return output
+
+    monkeypatch.setattr(loop.Step, "__call__", call)
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(method, folder, tmp_path, monkeypatch):
+    name = f"{method}-sem"
+    whole = simplicia.pretrain(name, out=tmp_path / "whole", **settings(folder, method))
+    with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted, match="step 5 of 12"):
+        stop_at(patch, 5)  # in the middle of the second epoch
+        simplicia.pretrain(name, out=tmp_path / "broken", **settings(folder, method))
+    assert checkpoint.latest(tmp_path / "broken/checkpoint").name == "step-000000005"
+    resumed = simplicia.pretrain(name, out=tmp_path / "broken", resume=True, **settings(folder, method))
+    assert resumed.finished and whole.finished
+    one, two = (checkpoint.read(checkpoint.latest(r.path / "checkpoint"))[0] for r in (whole, resumed))
+    assert one.keys() == two.keys()
+    for key in one:
+        assert torch.equal(one[key], two[key]), key
+    lines = [(tmp_path / f / "log.jsonl").read_text().splitlines() for f in ("whole", "broken")]
+    losses = [[json.loads(line)["loss"] for line in log if '"loss"' in line] for log in lines]
+    assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
+def test_randomness_is_a_function_of_seed_and_step(folder, tmp_path):
+    runs = [
+        simplicia.pretrain("byol-sem", out=tmp_path / str(i), **settings(folder, epochs=1, seed=seed))
+        for i, seed in enumerate((0, 0, 1))
+    ]
+    a, b, c = (r.method.online.projector[0].weight for r in runs)
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def command(*words, **more):
+    return [sys.executable, "-m", "simplicia.cli", *map(str, words)]
+
+
+def cli(*words, check=None, **more):
+    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, **more)
+    if check is not None:
+        assert done.returncode == check, done.stderr
+    return done
+
+
+def pretrain_command(folder, out, *words):
+    heads = [f"--byol.{k}={v}" for k, v in HEADS["byol"].items()]
+    small = "--epochs 40 --batch-size 16 --sem.simplices 8 --log-every 5 --image-size 16 --encoder tiny --stem small"
+    return command("pretrain", "byol-sem", "--data", folder, "--out", out, *small.split(), *heads, *words)
+
+
+def test_killed_at_random_moments_it_loses_nothing(folder, tmp_path):
+    out, rng = tmp_path / "run", random.Random(0)
+    quick = ["--checkpoint-minutes", "0.002", "--resume", "--quiet"]
+    steps = []
+    for _ in range(4):
+        process = subprocess.Popen(pretrain_command(folder, out, *quick), stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 120
+        first = checkpoint.latest(out / "checkpoint")
+        while process.poll() is None and checkpoint.latest(out / "checkpoint") == first:
+            assert time.monotonic() < deadline, "no checkpoint was written"
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.3))  # anywhere: in a step, in a save
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        newest = checkpoint.latest(out / "checkpoint")
+        tensors, state = checkpoint.read(newest)
+        steps.append(state["step"])
+        assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
+    assert steps == sorted(steps)
+    done = subprocess.run(pretrain_command(folder, out, *quick), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    straight = tmp_path / "straight"
+    subprocess.run(pretrain_command(folder, straight, "--quiet"), check=True, timeout=300, capture_output=True)
+    one, two = (checkpoint.read(checkpoint.latest(f / "checkpoint"))[0] for f in (out, straight))
+    assert all(torch.equal(one[key], two[key]) for key in two)
+    logged = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
+    assert logged == sorted(set(logged))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_and_say_how_to_go_on(folder, tmp_path, number):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        pretrain_command(folder, out, "--epochs", "5000"), stderr=subprocess.PIPE, text=True
+    )
+    while not (out / "log.jsonl").exists() or not (out / "log.jsonl").read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "--resume" in errors and "Traceback" not in errors
+    assert simplicia.load(out).step > 0
+
+
+def test_two_processes_train_as_one_batch(folder, tmp_path):
+    words = pretrain_command(folder, tmp_path / "two", "--processes", "2", "--device", "cpu", "--quiet", "--epochs", "2")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    run = simplicia.load(tmp_path / "two")
+    assert run.finished and run.state["total_steps"] == 6
+
+
+def test_diverging_stops_and_keeps_the_last_good_checkpoint(folder, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Diverged, match="lower --optim.lr"):
+        simplicia.pretrain(
+            "simclr",
+            out=out,
+            **settings(folder, "simclr", epochs=30, **{"optim.name": "sgd", "optim.lr": 1e30, "log_every": 1}),
+        )
+    newest = checkpoint.latest(out / "checkpoint")
+    assert newest is None or all(t.isfinite().all() for t in checkpoint.read(newest)[0].values())
+
+
+def test_health_is_logged_and_collapse_is_told(folder, tmp_path, capfd):
+    run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **settings(folder, **{"quiet": False, "optim.lr": 0.0}))
+    lines = [json.loads(line) for line in (run.path / "log.jsonl").read_text().splitlines()]
+    assert {"loss", "lr", "feature_std", "effective_rank", "entropy", "images_per_s", "epoch"} <= lines[0].keys()
+    from simplicia.train import health
+
+    same = torch.ones(8, 128) + 1e-4 * torch.randn(8, 128)
+    output = methods.Output(torch.tensor(0.1), (same, same), (torch.full((8, 104), 1 / 13),) * 2)
+    figures = health.measure(run.method, output)
+    told = " ".join(health.warnings(run.method, figures, 90, 100))
+    assert "collapse" in told and "uniform" in told
+    healthy = health.measure(run.method, run.method([torch.randn(16, 3, 16, 16)] * 2))
+    assert healthy["feature_std"] > 0.05 and 1 < healthy["effective_rank"] <= 16
+
+
+def test_a_loss_at_chance_is_told(folder):
+    from simplicia.train import health, recipes
+    from simplicia.train.settings import with_changes
+
+    method = with_changes(recipes.get("shapes-moco"), {"options": HEADS["moco"]}).build()
+    figures = {"loss": torch.log(torch.tensor(701.0)).item(), "feature_std": 0.5, "effective_rank": 50.0}
+    assert "ln K" in health.warnings(method, figures, 90, 100)[0]
+    assert health.warnings(method, {**figures, "loss": 3.0}, 90, 100) == []
+
+
+def test_online_probe_and_knn_are_named_online(tmp_path):
+    run = simplicia.pretrain("shapes-byol-sem", out=tmp_path / "run", online_every=1, **{**SMALL, "epochs": 1})
+    last = [json.loads(line) for line in (run.path / "log.jsonl").read_text().splitlines()][-1]
+    assert {"online_encoder_accuracy", "online_sem_accuracy", "online_knn_accuracy"} <= last.keys()
+    assert all(0 <= last[k] <= 100 for k in last if k.startswith("online"))
+
+
+def test_dry_run_says_what_would_happen_and_writes_nothing(folder, tmp_path):
+    out = tmp_path / "run"
+    done = subprocess.run(pretrain_command(folder, out, "--dry-run"), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not out.exists()
+    for word in ("parameters:", "memory:", "steps: 120", "time: about", "nothing was written"):
+        assert word in done.stderr
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    return simplicia.pretrain("byol-sem", out=tmp_path_factory.mktemp("runs") / "a", **settings(folder, epochs=1))
+
+
+def test_the_run_is_a_folder_that_says_all(run):
+    assert {p.name for p in run.path.iterdir()} == {"recipe.yaml", "log.jsonl", "checkpoint"}
+    again = simplicia.load(run.path)
+    images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
+    assert torch.equal(again.encode(images), run.encode(images))
+    assert again.recipe == run.recipe and again.state["torch"] == torch.__version__
+
+
+def test_encode_gives_each_layer(run, folder):
+    images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
+    probabilities, codes = run.encode(images), run.encode(images, "codes")
+    assert run.encode(images, "encoder").shape == (5, 128) and run.encode(images, "embedder").shape == (5, 104)
+    torch.testing.assert_close(probabilities.view(5, 8, 13).sum(-1), torch.ones(5, 8))
+    assert torch.equal(run.encode(images, temperature=0.0).view(5, 8, 13).argmax(-1), codes)
+    assert not torch.equal(run.encode(images, network="target"), probabilities)
+    files = sorted(folder.glob("*.jpg"))[:3]
+    assert run.encode(files).shape == (3, 104)
+    from PIL import Image
+
+    torch.testing.assert_close(run.encode([Image.open(f) for f in files]), run.encode(files), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda run, tmp: simplicia.load(tmp), "is not a run"),
+        (lambda run, tmp: run.encode(torch.zeros(5, 3, 16, 16)), "uint8"),
+        (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "sen"), "'sem'"),
+        (lambda run, tmp: run.encode([]), "no images"),
+        (lambda run, tmp: run.encode([tmp / "none.png"]), "none.png"),
+        (lambda run, tmp: run.network("teacher"), "target"),
+        (lambda run, tmp: simplicia.pretrain("byol", out=tmp), "--data"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=run.path), "holds a run; add --resume"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", resume=True), "--out"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=run.path, resume=True), "was trained with"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp, processes=3, batch_size=128), "multiple of 3"),
+    ],
+)
+def test_mistakes_are_one_sentence(run, tmp_path, call, words):
+    with pytest.raises(UserError) as error:
+        call(run, tmp_path)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_run_without_sem_says_which_layers_it_has(folder, tmp_path):
+    run = simplicia.pretrain("simclr", out=tmp_path / "run", **settings(folder, "simclr", epochs=1))
+    images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
+    assert run.encode(images).shape == (2, 128)
+    with pytest.raises(UserError, match="trained without SEM"):
+        run.encode(images, "codes")
+    with pytest.raises(UserError, match="no target network"):
+        run.network("target")
