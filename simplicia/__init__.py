@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _ROOMS = {"bottlenecks", "data", "encoders", "evaluate", "layers", "losses", "methods", "train"}
-_FUNCTIONS = {"pretrain": "simplicia.train", "load": "simplicia.run"}
+_FUNCTIONS = {"pretrain": "simplicia.train.loop", "load": "simplicia.run"}
 
 
 def __getattr__(name: str) -> Any:

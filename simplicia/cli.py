@@ -94,7 +94,8 @@ class Parser(argparse.ArgumentParser):
 
 def _pretrain(arguments: list[str]) -> None:
     from simplicia import methods
-    from simplicia.train import pretrain, recipes
+    from simplicia.train import recipes
+    from simplicia.train.loop import pretrain
 
     if not arguments or arguments[0] in ("-h", "--help"):
         name, shown = "byol-sem", ["--help"]

@@ -17,7 +17,7 @@ from simplicia.evaluate.probe import ProbeSettings, probe
 from simplicia.neighbours import overlap
 from simplicia.run import Run, represent
 from simplicia.sem import entropy
-from simplicia.train import pretrain
+from simplicia.train.loop import pretrain
 
 PROBES = ProbeSettings(lrs=(0.1, 1.0, 5.0), l1=(0.0,), temperatures=(0.0, 0.1, 1.0), epochs=30)
 
@@ -118,9 +118,16 @@ def draw(run: Run, train: ImageSet, test: ImageSet, path: Path, rows: int = 6, c
 
 
 def telling_vertices(p: Tensor, count: int) -> list[tuple[int, int]]:
-    """Vertices (simplex, vertex) that fire on some images and not on others, each of another simplex."""
+    """Vertices (simplex, vertex) that fire on some images and not on others, each on images of its own."""
     spread = p.std(0) / p.mean(0).clamp_min(1e-6)  # (simplices, vertices): a selective unit has a long tail
     used = p.mean(0) > 0.2 / p.shape[-1]
     best = torch.where(used, spread, torch.zeros(())).max(1)
-    simplices = best.values.topk(min(count, len(spread))).indices
-    return [(int(s), int(best.indices[s])) for s in simplices]
+    chosen: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    for simplex in best.values.argsort(descending=True).tolist():
+        vertex = int(best.indices[simplex])
+        images = set(p[:, simplex, vertex].topk(min(10, len(p))).indices.tolist())
+        if len(images & seen) <= 2 and len(chosen) < count:  # something new to look at
+            chosen.append((simplex, vertex))
+            seen |= images
+    return chosen

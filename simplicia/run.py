@@ -25,6 +25,7 @@ class Run:
 
     def __init__(self, path: Path, recipe: Recipe, method: Method, state: dict[str, Any]):
         self.path, self.recipe, self.method, self.state = path, recipe, method.eval(), state
+        self.features: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}  # what evaluations computed already
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.recipe.name}, step {self.step} of {self.state['total_steps']})"
@@ -174,6 +175,6 @@ def _read(image: Any, size: int) -> Tensor:
         source = io.BytesIO()
         image.convert("RGB").save(source, "PNG")
     try:
-        return torch.from_numpy(decode(source, size)).permute(2, 0, 1)
+        return torch.tensor(decode(source, size)).permute(2, 0, 1)
     except Exception as error:  # Pillow raises nearly every exception there is
         raise UserError(f"{image} cannot be read as an image: {error}") from error

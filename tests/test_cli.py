@@ -1,7 +1,6 @@
 """The command line as its users meet it: real processes, one line for a mistake, exit status 2."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import simplicia
 from simplicia import cli
 
-TINY = "--epochs 1 --batch-size 250 --sem.simplices 8 --byol.hidden 32 --byol.out 16 --quiet".split()
+TINY = ["--epochs", "1", "--batch-size", "250", "--sem.simplices", "8", "--byol.hidden", "32", "--quiet"]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,9 @@ def test_mistakes_are_one_line_and_status_two(words, told, capsys, run, tmp_path
 
 def test_an_empty_folder_is_an_error_before_training(capsys, tmp_path):
     (tmp_path / "photos").mkdir()
-    assert "photos" in fails(capsys, "pretrain", "byol", "--data", tmp_path / "photos", "--out", tmp_path / "run")
+    assert "photos" in fails(
+        capsys, "pretrain", "byol", "--data", tmp_path / "photos", "--out", tmp_path / "run"
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -85,7 +86,9 @@ def test_a_real_process_prints_no_traceback():
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", ["", "--help", "--version", "recipes", "datasets", "methods", "recipes byol-sem"])
+@pytest.mark.parametrize(
+    "words", ["", "--help", "--version", "recipes", "datasets", "methods", "recipes byol-sem"]
+)
 def test_what_there_is(words, capsys):
     assert cli.main(words.split()) == 0
     out = capsys.readouterr().out
@@ -105,7 +108,9 @@ def test_probe_prints_a_table_and_writes_the_same_numbers(run, capsys, tmp_path)
     assert cli.main(["probe", str(run), *words, "--json", str(tmp_path / "p.json")]) == 0
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "p.json").read_text())
-    assert found["online"] is False and found["layer"] == "sem" and found["protocol"] == "offline linear probe"
+    assert (
+        found["online"] is False and found["layer"] == "sem" and found["protocol"] == "offline linear probe"
+    )
     for row in found["per_temperature"]:
         assert f"{row['accuracy']:.1f}" in out
     assert {"dataset", "encoder", "network", "seconds", "torch", "device", "standard_error"} <= found.keys()
@@ -151,19 +156,32 @@ def test_a_folder_without_labels_trains_but_cannot_be_probed(run, tmp_path, caps
 
 
 def test_an_output_folder_that_cannot_be_written(capsys):
-    if os.geteuid() == 0:
-        place = "/proc/simplicia-run"  # not even root can write there
-    else:
-        place = "/simplicia-run"
-    assert place.split("/")[1] in fails(capsys, "pretrain", "shapes-byol", "--out", place, *TINY[:4])
+    place = "/proc/simplicia-run"  # not even root can write there
+    assert place in fails(capsys, "pretrain", "shapes-byol", "--out", place, *TINY[:4])
 
 
-@pytest.mark.skipif(not (Path(__file__).parents[2] / "shared/tools/unpack.py").exists(), reason="no CIFAR-100 here")
+@pytest.mark.skipif(
+    not (Path(__file__).parents[2] / "shared/tools/unpack.py").exists(), reason="no CIFAR-100 here"
+)
 def test_steps_on_real_cifar100(tmp_path, capsys):
     unpack = Path(__file__).parents[2] / "shared/tools/unpack.py"
     subprocess.run([sys.executable, str(unpack), str(tmp_path), "cifar100"], check=True, capture_output=True)
-    words = "--batch-size 64 --encoder tiny --sem.simplices 32 --byol.hidden 64 --device cpu --dry-run".split()
-    assert cli.main(["pretrain", "cifar100-byol-sem", "--data-dir", str(tmp_path), *words]) == 0  # takes three steps
+    words = [
+        "--batch-size",
+        "64",
+        "--encoder",
+        "tiny",
+        "--sem.simplices",
+        "32",
+        "--byol.hidden",
+        "64",
+        "--device",
+        "cpu",
+        "--dry-run",
+    ]
+    assert (
+        cli.main(["pretrain", "cifar100-byol-sem", "--data-dir", str(tmp_path), *words]) == 0
+    )  # takes three steps
     said = capsys.readouterr().err
     assert "50,000 images of cifar100" in said and "steps: 781,000 (781 per epoch)" in said
     test = simplicia.data.datasets.load("cifar100", "test", tmp_path)

@@ -1,10 +1,12 @@
 """Twenty kinds of shapes, drawn by code: a data set that needs no download and that colours do not give away.
 
-Every image shows one figure of any colour, in a place, of a size and at an angle that vary, on a background
-with a gradient, waves and small distractors, under noise. A mirror, a mild crop, other colours or none leave
-the class what it is.
+Every image shows one dark figure, in a place, of a size and at an angle that vary, on a light ground among
+small distractors, in coloured light of any strength and with grain. A mirror, a mild crop, other colours or
+none leave the class what it is: what differs between images of a class is what views change, so that a method
+that learns not to see it learns the class.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -17,9 +19,9 @@ Array = np.ndarray
 Number = Array | float
 SIDE = 32
 COUNTS = {"train": 5000, "test": 1000}
-_LUMA = np.array([0.299, 0.587, 0.114])[:, None, None]
 
 
+@functools.lru_cache(maxsize=4)
 def shapes(split: str = "train", count: int | None = None, seed: int = 0) -> ImageSet:
     """`count` images (5,000 of "train", 1,000 of "test") of all classes, as evenly as that goes, shuffled."""
     if split not in COUNTS:

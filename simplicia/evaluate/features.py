@@ -33,11 +33,15 @@ def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> 
 
 @torch.no_grad()
 def encoder_features(run: Run, images: Tensor, network: str = "online", batch_size: int = 256) -> Tensor:
-    """The encoder's output for each image, on the run's device."""
+    """The encoder's output for each image, on the run's device; computed once for each set of images."""
+    key = id(images), network
+    if key in run.features:
+        return run.features[key][1]
     encoder = run.network(network).encoder
     features = torch.cat([encoder(run.view(part)).float() for part in images.split(batch_size)])
     if not features.isfinite().all():
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
+    run.features[key] = images, features  # holding the images keeps their id from being used again
     return features
 
 

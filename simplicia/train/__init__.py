@@ -1,6 +1,1 @@
-"""Pre-training: recipes, the loop, checkpoints."""
-
-from simplicia.train.loop import pretrain
-from simplicia.train.recipe import Recipe
-
-__all__ = ["Recipe", "pretrain"]
+"""Pre-training: recipes, the step, the loop, checkpoints. ``simplicia.pretrain`` is the door."""

@@ -10,7 +10,9 @@ from simplicia.errors import UserError
 from simplicia.train.recipe import Recipe
 
 
-def fit(recipe: Recipe, images: ImageSet, device: torch.device) -> tuple[Recipe, list[str]]:
+def fit(
+    recipe: Recipe, images: ImageSet, device: torch.device, processes: int = 1
+) -> tuple[Recipe, list[str]]:
     """The recipe with every open setting decided, and what was decided, for people."""
     small_machine = device.type == "cpu"
     side = min(images.images.shape[-2:])
@@ -25,10 +27,9 @@ def fit(recipe: Recipe, images: ImageSet, device: torch.device) -> tuple[Recipe,
     if recipe.stem == "auto":
         chosen["stem"] = "small" if size <= 96 else "imagenet"
     if recipe.batch_size == 0:
-        largest = 128 if small_machine else 256
-        chosen["batch_size"] = max(
-            2, min(largest, 2 ** ((len(images) // 4).bit_length() - 1) if len(images) > 7 else 2)
-        )
+        power = 2 ** max(1, (len(images) // 4).bit_length() - 1)  # at least four batches in an epoch
+        batch = min(power, 128 if small_machine else 256)
+        chosen["batch_size"] = max(batch - batch % processes, 2 * processes)
     recipe = dataclasses.replace(recipe, **chosen)  # type: ignore[arg-type]
     notes = [f"{name} {value}" for name, value in chosen.items()]
     if recipe.sem.simplices == 0:

@@ -41,7 +41,7 @@ def pretrain(
 ) -> Run | None:
     """Train a recipe (or the name of one, with changes) into the folder ``out``, and return the run.
 
-    ``resume`` goes on from the newest checkpoint of ``out``, or starts anew without one. ``dry_run`` says what
+    ``resume`` goes on from the newest checkpoint of ``out``, or starts without one. ``dry_run`` says what
     would happen and returns None. Ctrl-C and SIGTERM save before they end the training.
     """
     if isinstance(recipe, str):
@@ -55,10 +55,14 @@ def pretrain(
     folder = _folder(recipe, out, resume)
     if resume and (folder / "recipe.yaml").exists():
         recipe = _resumed(recipe, folder)
+    if recipe.batch_size % max(processes, 1):
+        raise UserError(
+            f"batch_size is {recipe.batch_size}; {processes} processes need a multiple of {processes}"
+        )
     fabric = devices.fabric(device, processes, recipe.precision)
     quiet = quiet or fabric.global_rank > 0
     images = _load_images(recipe, "train", download, quiet)
-    recipe, notes = fit(recipe, images, fabric.device)
+    recipe, notes = fit(recipe, images, fabric.device, processes)
     torch.manual_seed(recipe.seed)
     training = Training(recipe, folder, images, fabric, quiet)
     if recipe.online_every:

@@ -17,7 +17,10 @@ def model():
 
 
 def test_round_trip_keeps_the_memory_format(tmp_path):
-    one, two = model().to(memory_format=torch.channels_last), nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    one, two = (
+        model().to(memory_format=torch.channels_last),
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
+    )
     two.to(memory_format=torch.channels_last)
     checkpoint.save(tmp_path, 7, one.state_dict(), {"x": 1})
     newest = checkpoint.latest(tmp_path)

@@ -34,7 +34,9 @@ def test_lars_is_its_formula(trust, start):
     for grad in grads:
         p.grad = grad.clone()
         optimizer.step()
-    torch.testing.assert_close(p.double(), reference(first, grads, 0.3, 0.9, 0.01, 0.02, trust), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        p.double(), reference(first, grads, 0.3, 0.9, 0.01, 0.02, trust), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_without_trust_it_is_torchs_sgd():

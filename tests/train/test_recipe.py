@@ -40,7 +40,13 @@ def test_the_papers_numbers():
 def test_changes_by_dotted_name_and_by_dict():
     recipe = with_changes(
         recipes.get("cifar100-byol-sem"),
-        {"epochs": "5", "sem.vertices": 7, "optim": {"lr": 0.1}, "options.momentum": 0.9, "views.blur": ["0.5", "0"]},
+        {
+            "epochs": "5",
+            "sem.vertices": 7,
+            "optim": {"lr": 0.1},
+            "options.momentum": 0.9,
+            "views.blur": ["0.5", "0"],
+        },
     )
     assert (recipe.epochs, recipe.sem.vertices, recipe.optim.lr) == (5, 7, 0.1)
     assert recipe.views.blur == (0.5, 0.0) and recipe.options == {"momentum": 0.9}
@@ -92,7 +98,11 @@ def test_impossible_recipes_are_one_sentence(changes, words):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"sem.vertices": 0}, "vertices is 0"), ({"sem.blocks": 7}, "7 blocks"), ({"encoder": "resnet81"}, "resnet18")],
+    [
+        ({"sem.vertices": 0}, "vertices is 0"),
+        ({"sem.blocks": 7}, "7 blocks"),
+        ({"encoder": "resnet81"}, "resnet18"),
+    ],
 )
 def test_unbuildable_recipes_are_one_sentence(changes, words):
     with pytest.raises(UserError, match=re.escape(words)):
@@ -100,7 +110,15 @@ def test_unbuildable_recipes_are_one_sentence(changes, words):
 
 
 @pytest.mark.parametrize(
-    "text", ["- a list", "epochs: [", "epochs: 3\nepocs: 4", "sem: {vertices: x}", "\x00", "!!python/object:os.system {}"]
+    "text",
+    [
+        "- a list",
+        "epochs: [",
+        "epochs: 3\nepocs: 4",
+        "sem: {vertices: x}",
+        "\x00",
+        "!!python/object:os.system {}",
+    ],
 )
 def test_a_broken_recipe_file_is_one_sentence(tmp_path, text):
     path = tmp_path / "recipe.yaml"

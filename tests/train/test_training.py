@@ -41,8 +41,22 @@ def folder(tmp_path_factory):
 
 
 def settings(folder, method="byol", **changes):
-    small = {"data": str(folder), "epochs": 4, "batch_size": 16, "sem.simplices": 8, "log_every": 4, "quiet": True}
-    return {**small, "image_size": 16, "encoder": "tiny", "stem": "small", "options": HEADS[method], **changes}
+    small = {
+        "data": str(folder),
+        "epochs": 4,
+        "batch_size": 16,
+        "sem.simplices": 8,
+        "log_every": 4,
+        "quiet": True,
+    }
+    return {
+        **small,
+        "image_size": 16,
+        "encoder": "tiny",
+        "stem": "small",
+        "options": HEADS[method],
+        **changes,
+    }
 
 
 class Stop(Exception):
@@ -103,7 +117,7 @@ def cli(*words, check=None, **more):
 
 def pretrain_command(folder, out, *words):
     heads = [f"--byol.{k}={v}" for k, v in HEADS["byol"].items()]
-    small = "--epochs 40 --batch-size 16 --sem.simplices 8 --log-every 5 --image-size 16 --encoder tiny --stem small"
+    small = "--epochs 40 --batch-size 16 --sem.simplices 8 --log-every 5 --image-size 16 --encoder tiny"
     return command("pretrain", "byol-sem", "--data", folder, "--out", out, *small.split(), *heads, *words)
 
 
@@ -129,7 +143,9 @@ def test_killed_at_random_moments_it_loses_nothing(folder, tmp_path):
     done = subprocess.run(pretrain_command(folder, out, *quick), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     straight = tmp_path / "straight"
-    subprocess.run(pretrain_command(folder, straight, "--quiet"), check=True, timeout=300, capture_output=True)
+    subprocess.run(
+        pretrain_command(folder, straight, "--quiet"), check=True, timeout=300, capture_output=True
+    )
     one, two = (checkpoint.read(checkpoint.latest(f / "checkpoint"))[0] for f in (out, straight))
     assert all(torch.equal(one[key], two[key]) for key in two)
     logged = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
@@ -153,8 +169,12 @@ def test_signals_save_and_say_how_to_go_on(folder, tmp_path, number):
 
 
 def test_two_processes_train_as_one_batch(folder, tmp_path):
-    words = pretrain_command(folder, tmp_path / "two", "--processes", "2", "--device", "cpu", "--quiet", "--epochs", "2")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    words = pretrain_command(
+        folder, tmp_path / "two", "--processes", "2", "--device", "cpu", "--quiet", "--epochs", "2"
+    )
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     run = simplicia.load(tmp_path / "two")
     assert run.finished and run.state["total_steps"] == 6
@@ -162,20 +182,26 @@ def test_two_processes_train_as_one_batch(folder, tmp_path):
 
 def test_diverging_stops_and_keeps_the_last_good_checkpoint(folder, tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(Diverged, match="lower --optim.lr"):
+    with pytest.raises(Diverged, match=r"lower --optim\.lr"):
         simplicia.pretrain(
             "simclr",
             out=out,
-            **settings(folder, "simclr", epochs=30, **{"optim.name": "sgd", "optim.lr": 1e30, "log_every": 1}),
+            **settings(
+                folder, "simclr", epochs=30, **{"optim.name": "sgd", "optim.lr": 1e30, "log_every": 1}
+            ),
         )
     newest = checkpoint.latest(out / "checkpoint")
     assert newest is None or all(t.isfinite().all() for t in checkpoint.read(newest)[0].values())
 
 
 def test_health_is_logged_and_collapse_is_told(folder, tmp_path, capfd):
-    run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **settings(folder, **{"quiet": False, "optim.lr": 0.0}))
+    run = simplicia.pretrain(
+        "byol-sem", out=tmp_path / "run", **settings(folder, **{"quiet": False, "optim.lr": 0.0})
+    )
     lines = [json.loads(line) for line in (run.path / "log.jsonl").read_text().splitlines()]
-    assert {"loss", "lr", "feature_std", "effective_rank", "entropy", "images_per_s", "epoch"} <= lines[0].keys()
+    assert {"loss", "lr", "feature_std", "effective_rank", "entropy", "images_per_s", "epoch"} <= lines[
+        0
+    ].keys()
     from simplicia.train import health
 
     same = torch.ones(8, 128) + 1e-4 * torch.randn(8, 128)
@@ -198,7 +224,9 @@ def test_a_loss_at_chance_is_told(folder):
 
 
 def test_online_probe_and_knn_are_named_online(tmp_path):
-    run = simplicia.pretrain("shapes-byol-sem", out=tmp_path / "run", online_every=1, **{**SMALL, "epochs": 1})
+    run = simplicia.pretrain(
+        "shapes-byol-sem", out=tmp_path / "run", online_every=1, **{**SMALL, "epochs": 1}
+    )
     last = [json.loads(line) for line in (run.path / "log.jsonl").read_text().splitlines()][-1]
     assert {"online_encoder_accuracy", "online_sem_accuracy", "online_knn_accuracy"} <= last.keys()
     assert all(0 <= last[k] <= 100 for k in last if k.startswith("online"))
@@ -206,7 +234,9 @@ def test_online_probe_and_knn_are_named_online(tmp_path):
 
 def test_dry_run_says_what_would_happen_and_writes_nothing(folder, tmp_path):
     out = tmp_path / "run"
-    done = subprocess.run(pretrain_command(folder, out, "--dry-run"), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        pretrain_command(folder, out, "--dry-run"), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0 and not out.exists()
     for word in ("parameters:", "memory:", "steps: 120", "time: about", "nothing was written"):
         assert word in done.stderr
@@ -214,7 +244,9 @@ def test_dry_run_says_what_would_happen_and_writes_nothing(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def run(folder, tmp_path_factory):
-    return simplicia.pretrain("byol-sem", out=tmp_path_factory.mktemp("runs") / "a", **settings(folder, epochs=1))
+    return simplicia.pretrain(
+        "byol-sem", out=tmp_path_factory.mktemp("runs") / "a", **settings(folder, epochs=1)
+    )
 
 
 def test_the_run_is_a_folder_that_says_all(run):
@@ -228,7 +260,10 @@ def test_the_run_is_a_folder_that_says_all(run):
 def test_encode_gives_each_layer(run, folder):
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     probabilities, codes = run.encode(images), run.encode(images, "codes")
-    assert run.encode(images, "encoder").shape == (5, 128) and run.encode(images, "embedder").shape == (5, 104)
+    assert run.encode(images, "encoder").shape == (5, 128) and run.encode(images, "embedder").shape == (
+        5,
+        104,
+    )
     torch.testing.assert_close(probabilities.view(5, 8, 13).sum(-1), torch.ones(5, 8))
     assert torch.equal(run.encode(images, temperature=0.0).view(5, 8, 13).argmax(-1), codes)
     assert not torch.equal(run.encode(images, network="target"), probabilities)
@@ -236,7 +271,9 @@ def test_encode_gives_each_layer(run, folder):
     assert run.encode(files).shape == (3, 104)
     from PIL import Image
 
-    torch.testing.assert_close(run.encode([Image.open(f) for f in files]), run.encode(files), atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        run.encode([Image.open(f) for f in files]), run.encode(files), atol=0.05, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,7 +289,10 @@ def test_encode_gives_each_layer(run, folder):
         (lambda run, tmp: simplicia.pretrain("shapes-byol", out=run.path), "holds a run; add --resume"),
         (lambda run, tmp: simplicia.pretrain("shapes-byol", resume=True), "--out"),
         (lambda run, tmp: simplicia.pretrain("shapes-byol", out=run.path, resume=True), "was trained with"),
-        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp, processes=3, batch_size=128), "multiple of 3"),
+        (
+            lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp, processes=3, batch_size=128),
+            "multiple of 3",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(run, tmp_path, call, words):
