@@ -24,7 +24,7 @@ __all__ = [
     "simplicial",
 ]
 
-_ROOMS = {"bottlenecks", "data", "encoders", "evaluate", "layers", "losses", "methods", "train"}
+_ROOMS = {"bottlenecks", "data", "encoders", "evaluate", "layers", "losses", "methods", "run", "train"}
 _FUNCTIONS = {"pretrain": "simplicia.train.loop", "load": "simplicia.run"}
 
 

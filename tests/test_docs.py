@@ -25,3 +25,15 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readmes_numbers_are_those_of_the_stored_demo():
+    import json
+
+    found = json.loads((ROOT / "results/demo/shapes-byol.json").read_text())
+    rows = []
+    for row in found["probes"]:
+        tau = "-" if row["temperature"] is None else f"{row['temperature']:g}"
+        accuracy = f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}"
+        rows.append(f"| {row['model']} | {row['layer']} | {tau} | {accuracy} | {row['knn_accuracy']:.1f} |")
+    assert "\n".join(rows) in (ROOT / "README.md").read_text(), "\n".join(rows)

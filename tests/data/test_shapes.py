@@ -45,10 +45,14 @@ def test_any_count_is_as_even_as_it_can_be(count):
     assert len(labels) == count and counts.max() - counts.min() <= 1
 
 
-def test_no_colour_and_no_brightness_belongs_to_a_class(train):
+def test_no_colour_belongs_to_a_class_and_brightness_hardly(train):
+    def share(values):
+        between = torch.stack([values[train.labels == c].mean(0) for c in range(20)]).std(0)
+        return (between / values.std(0)).max()
+
     mean = train.images.float().mean((2, 3))
-    between = torch.stack([mean[train.labels == c].mean(0) for c in range(20)]).std(0)
-    assert (between < 0.15 * mean.std(0)).all()
+    assert share(mean - mean.mean(1, keepdim=True)) < 0.1
+    assert share(mean.mean(1, keepdim=True)) < 0.3  # a larger figure is more ink
 
 
 def test_every_figure_is_visible_in_grey():
