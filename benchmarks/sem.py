@@ -1,4 +1,4 @@
-"""What ``simplicial`` costs beside a bare softmax, forward and backward: ``python benchmarks/sem.py [OUT.json]``."""
+"""What ``simplicial`` costs beside a bare softmax, both ways: ``python benchmarks/sem.py [OUT.json]``."""
 
 import json
 import statistics

@@ -1,4 +1,4 @@
-"""The demo, cut short: all that it promises to show is there, and training beats an untrained encoder by far."""
+"""The demo, cut short: all it promises is there, and training beats an untrained encoder by far."""
 
 import dataclasses
 import json
