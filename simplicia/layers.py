@@ -79,3 +79,52 @@ class Prototypes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, F.normalize(self.weight, dim=1))
+
+
+class _ByView:
+    """BatchNorm for a batch that holds several views one after the other: each has its own statistics.
+
+    Running statistics move once per view, as if the views had come apart. Made to be compiled: one pass for the
+    sums, one to normalise.
+    """
+
+    views = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:  # type: ignore[attr-defined]
+            return super().forward(x)  # type: ignore[misc]
+        parts = x.unflatten(0, (self.views, -1)).float()  # (views, N, C, ...)
+        spatial = list(range(3, parts.ndim))
+        dims = [1, *spatial]
+        count = parts.numel() // (self.views * parts.shape[2])
+        mean = parts.mean(dims, keepdim=True)
+        variance = (parts.square().mean(dims, keepdim=True) - mean.square()).clamp_min(0)
+        self._track(mean.detach(), variance.detach(), count)
+        shape = [1, 1, -1, *[1] * len(spatial)]
+        scale = (variance + self.eps).rsqrt() * self.weight.view(shape)  # type: ignore[attr-defined]
+        shift = self.bias.view(shape) - mean * scale  # type: ignore[attr-defined]
+        return (parts * scale + shift).flatten(0, 1).to(x.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        unbiased = variance * (count / max(count - 1, 1))
+        for view in range(self.views):
+            for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):  # type: ignore[attr-defined]
+                running.lerp_(now[view].flatten(), self.momentum)  # type: ignore[attr-defined]
+        self.num_batches_tracked += self.views  # type: ignore[attr-defined]
+
+
+class ByView1d(_ByView, nn.BatchNorm1d):
+    """``nn.BatchNorm1d`` with statistics of its own for each view of a joint batch."""
+
+
+class ByView2d(_ByView, nn.BatchNorm2d):
+    """``nn.BatchNorm2d`` with statistics of its own for each view of a joint batch."""
+
+
+def normalise_by_view(module: nn.Module) -> None:
+    """Make every BatchNorm of a module tell views apart, in place; parameters and names stay."""
+    kinds: dict[type, type] = {nn.BatchNorm1d: ByView1d, nn.BatchNorm2d: ByView2d}
+    for part in module.modules():
+        if type(part) in kinds:
+            part.__class__ = kinds[type(part)]

@@ -85,7 +85,10 @@ class SimplicialEmbedding(nn.Module):
 
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
         temperature = self.temperature if temperature is None else temperature
-        return simplicial(self.logits(h), self.vertices, temperature)
+        logits = self.logits(h)
+        if torch.is_autocast_enabled(logits.device.type):  # as autocast has it for every softmax
+            logits = logits.float()
+        return simplicial(logits, self.vertices, temperature)
 
     def codes(self, h: Tensor) -> Tensor:
         """The index of the largest entry of each simplex: (..., in_features) -> (..., simplices)."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simplicia.distributed import gather
-from simplicia.sem import Temperature
+from simplicia.sem import SimplicialEmbedding, Temperature
 
 
 class Bottleneck(Protocol):
@@ -39,16 +39,22 @@ class Branch(NamedTuple):
 
 
 class Network(nn.Module):
-    """encoder -> bottleneck -> projector."""
+    """encoder -> bottleneck -> projector.
+
+    The projector is handed p - 1/V of a simplex: the same up to a constant that its bias absorbs, but in 16 bits
+    a near-uniform p would be left with a dozen levels.
+    """
 
     def __init__(self, encoder: nn.Module, bottleneck: Bottleneck, projector: nn.Module):
         super().__init__()
         self.encoder, self.bottleneck, self.projector = encoder, bottleneck, projector
+        self.offset = 1 / bottleneck.vertices if isinstance(bottleneck, SimplicialEmbedding) else 0.0
 
     def forward(self, images: Tensor, temperature: Temperature | None = None) -> Branch:
         features = self.encoder(images)
         embedding = self.bottleneck(features, temperature)
-        return Branch(features, embedding, self.projector(embedding))
+        centred = embedding - self.offset if self.offset else embedding
+        return Branch(features, embedding, self.projector(centred))
 
 
 class Method(nn.Module):
@@ -70,6 +76,7 @@ class Method(nn.Module):
         super().__init__()
         self.online = Network(encoder, bottleneck, projector)
         self.second_temperature = second_temperature
+        self.joint = False  # both views in one batch, for modules whose BatchNorm tells them apart
 
     def forward(self, views: list[Tensor]) -> Output:
         if len(views) != 2:
@@ -83,7 +90,28 @@ class Method(nn.Module):
 
     def branches(self, views: list[Tensor]) -> list[Branch]:
         """Each view through the online network, at its own temperature."""
-        return [self.online(views[0]), self.online(views[1], self.second_temperature)]
+        return self.through(self.online, views, None, self.second_temperature)
+
+    def through(self, module: nn.Module, inputs: list[Tensor], *temperatures: Temperature | None) -> list:
+        """A module's output for each view: one after the other, or, if ``joint``, in one batch."""
+        if not self.joint:
+            extra = [(t,) for t in temperatures] or [()] * len(inputs)
+            return [module(x, *t) for x, t in zip(inputs, extra, strict=True)]
+        arguments = (self._each_its_own(len(inputs[0]), temperatures),) if temperatures else ()
+        output = module(torch.cat(inputs), *arguments)
+        if isinstance(output, Branch):
+            parts = zip(*(part.chunk(len(inputs)) for part in output), strict=True)
+            return [Branch(*part) for part in parts]
+        return list(output.chunk(len(inputs)))
+
+    def _each_its_own(self, n: int, temperatures: tuple[Temperature | None, ...]) -> Temperature | None:
+        """Temperatures of views as one tensor for a joint batch; None if all are the bottleneck's own."""
+        if len(set(temperatures)) == 1:
+            return temperatures[0]
+        own = getattr(self.online.bottleneck, "temperature", 1.0)
+        device = next(self.parameters()).device
+        columns = [torch.ones(n, 1, 1, device=device) * (own if t is None else t) for t in temperatures]
+        return torch.cat(columns)
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
         """The method's objective, from the branches of the online network."""
@@ -126,15 +154,17 @@ class TargetMethod(Method):
         super().__init__(encoder, bottleneck, projector, second_temperature)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.momenta = momentum, final_momentum
+        self.follow = True  # False where the optimiser's own pass moves the target
         self.register_buffer("momentum", torch.tensor(momentum), persistent=False)
 
     def branches(self, views: list[Tensor]) -> list[Branch]:
-        return [self.online(view) for view in views]
+        return self.through(self.online, views, None, None)
 
     @torch.no_grad()
     def targets(self, views: list[Tensor]) -> list[Tensor]:
         """The target network's projections."""
-        return [self.target(view, self.second_temperature).projection for view in views]
+        branches = self.through(self.target, views, self.second_temperature, self.second_temperature)
+        return [branch.projection for branch in branches]
 
     def schedule(self, step: int, total_steps: int, epoch: int) -> None:
         base, final = self.momenta
@@ -142,6 +172,8 @@ class TargetMethod(Method):
 
     @torch.no_grad()
     def after_step(self) -> None:
+        if not self.follow:
+            return
         rate = 1 - self.momentum
         for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):
             target.lerp_(online, rate.to(target.dtype))

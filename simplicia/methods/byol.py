@@ -26,6 +26,6 @@ class BYOL(TargetMethod):
         self.predictor = mlp(out, hidden, out)
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
-        first, second = (self.predictor(branch.projection) for branch in branches)
+        first, second = self.through(self.predictor, [branch.projection for branch in branches])
         target1, target2 = self.targets(views)
         return losses.byol(first, target2) + losses.byol(second, target1)

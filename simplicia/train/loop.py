@@ -24,7 +24,7 @@ from simplicia.train.log import Log, Progress, duration
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe, read_yaml, write_yaml
 from simplicia.train.settings import as_dict, with_changes
-from simplicia.train.step import Step
+from simplicia.train.step import create as create_step
 
 
 def pretrain(
@@ -34,6 +34,7 @@ def pretrain(
     resume: bool = False,
     device: str = "auto",
     processes: int = 1,
+    engine: str = "auto",
     download: bool = False,
     quiet: bool = False,
     dry_run: bool = False,
@@ -64,7 +65,7 @@ def pretrain(
     images = _load_images(recipe, "train", download, quiet)
     recipe, notes = fit(recipe, images, fabric.device, processes)
     torch.manual_seed(recipe.seed)
-    training = Training(recipe, folder, images, fabric, quiet)
+    training = Training(recipe, folder, images, fabric, quiet, engine)
     if recipe.online_every:
         training.add_online_probe(_load_images(recipe, "test", False, quiet=True))
     training.introduce(notes)
@@ -78,7 +79,9 @@ def pretrain(
 class Training:
     """A run while it trains."""
 
-    def __init__(self, recipe: Recipe, folder: Path, images: ImageSet, fabric: Any, quiet: bool):
+    def __init__(
+        self, recipe: Recipe, folder: Path, images: ImageSet, fabric: Any, quiet: bool, engine: str = "auto"
+    ):
         self.recipe, self.folder, self.images, self.fabric, self.quiet = recipe, folder, images, fabric, quiet
         world = fabric.world_size
         if recipe.batch_size % world:
@@ -94,7 +97,7 @@ class Training:
             images.images, recipe.batch_size, recipe.seed, fabric.device, fabric.global_rank, world
         )
         views = Views(recipe.views, recipe.image_size, *self.statistics)
-        self.step = Step(recipe, self.method, data, views, fabric)
+        self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
         self.writer: checkpoint.Writer
 

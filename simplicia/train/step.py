@@ -3,6 +3,7 @@
 Everything random in it is a function of (seed, step, process), whatever ran before.
 """
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from simplicia.data.resident import Resident, mix
 from simplicia.data.views import Views
+from simplicia.errors import UserError, unknown
 from simplicia.methods import Method, Output
 from simplicia.train import optim
 from simplicia.train.online import OnlineProbe
@@ -24,28 +26,34 @@ class Step:
         self.total = recipe.epochs * data.batches
         self.lr = torch.zeros((), device=fabric.device)
         self.optimizer = optim.create(method, recipe.optim, method.rates(), self.lr)
-        self.module, self.stepper = fabric.setup(method, self.optimizer)
         self.probe: OnlineProbe | None = None
+        self.setup()
+
+    def setup(self) -> None:
+        self.module, self.stepper = self.fabric.setup(self.method, self.optimizer)
 
     def __call__(self, step: int) -> Output:
-        epoch = step // self.data.batches
-        torch.manual_seed(mix(self.recipe.seed, step, self.data.rank))
-        settings = self.recipe.optim
-        position = epoch if settings.per_epoch else step / self.data.batches
-        self.lr.fill_(optim.learning_rate(settings, self.recipe.batch_size, position, self.recipe.epochs))
-        self.method.schedule(step, self.total, epoch)
-
-        indices = self.data.indices(step)
+        indices = self.prepare(step)
         output = self.module(self.views(self.data.images[indices]))
         self.fabric.backward(output.loss)
-        if settings.clip:
-            self.fabric.clip_gradients(self.module, self.stepper, max_norm=settings.clip)
+        if self.recipe.optim.clip:
+            self.fabric.clip_gradients(self.module, self.stepper, max_norm=self.recipe.optim.clip)
         self.stepper.step()
         self.stepper.zero_grad()
         self.method.after_step()
         if self.probe is not None:
             self.probe.learn(output, indices)
         return output
+
+    def prepare(self, step: int) -> Tensor:
+        """Set all that depends on the step's number; returns which images it takes."""
+        epoch = step // self.data.batches
+        torch.manual_seed(mix(self.recipe.seed, step, self.data.rank))
+        settings = self.recipe.optim
+        position = epoch if settings.per_epoch else step / self.data.batches
+        self.lr.fill_(optim.learning_rate(settings, self.recipe.batch_size, position, self.recipe.epochs))
+        self.method.schedule(step, self.total, epoch)
+        return self.data.indices(step)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint must hold to go on from here."""
@@ -65,9 +73,40 @@ class Step:
                     self._velocity(p).copy_(tensors[f"velocity.{name}"])
         if self.probe is not None:
             self.probe.load(tensors)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Bring what was derived from the weights up to date, after they were loaded."""
 
     def _velocity(self, p: Tensor) -> Tensor:
         state = self.optimizer.state[p]
         if "velocity" not in state:
             state["velocity"] = torch.zeros_like(p)
         return state["velocity"]
+
+
+def create(engine: str, recipe: Recipe, method: Method, data: Resident, views: Views, fabric: Any) -> Step:
+    """The step of an engine: "eager", "captured", or "auto" for the fastest that works here."""
+    if engine not in ("auto", "eager", "captured"):
+        raise unknown("engine", engine, ["auto", "eager", "captured"])
+    obstacle = _obstacle(recipe, fabric)
+    if engine == "captured" and obstacle:
+        raise UserError(f"engine is 'captured', but {obstacle}; 'eager' works")
+    if engine == "eager" or obstacle:
+        return Step(recipe, method, data, views, fabric)
+    from simplicia.train.captured import CapturedStep
+
+    return CapturedStep(recipe, method, data, views, fabric)
+
+
+def _obstacle(recipe: Recipe, fabric: Any) -> str | None:
+    """Why the step cannot be captured here."""
+    if fabric.device.type != "cuda":
+        return f"the device is {fabric.device.type}, not a GPU"
+    if fabric.world_size > 1:
+        return "there are several processes"
+    if recipe.precision != "bf16":
+        return f"the precision is {recipe.precision}, not bf16"
+    if recipe.optim.clip:
+        return "gradients are clipped"
+    return None if importlib.util.find_spec("triton") else "triton is not installed"

@@ -1,0 +1,66 @@
+"""How fast a step is: ms per step, images per second and peak memory, beside the eager step."""
+
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simplicia.data.datasets import ImageSet
+from simplicia.train import devices, recipes
+from simplicia.train.fit import fit
+from simplicia.train.loop import Training, versions
+from simplicia.train.settings import with_changes
+
+
+def bench_step(
+    name: str, engine: str = "auto", steps: int = 100, device: str = "auto", images: int = 50_000, **changes: Any
+) -> dict[str, Any]:
+    """The whole step of a recipe, data and augmentation included, on random images of CIFAR's shape."""
+    recipe = with_changes(recipes.get(name), changes)
+    fabric = devices.fabric(device, 1, recipe.precision)
+    pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8)
+    data = ImageSet("random", pixels, torch.zeros(images, dtype=torch.long), classes=("none",))
+    recipe, _ = fit(recipe, data, fabric.device)
+    on_gpu = fabric.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    torch.manual_seed(0)
+    start = time.perf_counter()
+    training = Training(recipe, Path("unused"), data, fabric, True, engine)
+    training.step(0).loss.item()
+    startup = time.perf_counter() - start
+    for step in range(1, 6):
+        training.step(step).loss.item()
+    rounds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for step in range(steps // 5):
+            output = training.step(step)
+        output.loss.item()
+        rounds.append((time.perf_counter() - start) / (steps // 5))
+    seconds = statistics.median(rounds)
+    return {
+        "recipe": name,
+        "engine": type(training.step).__name__,
+        "ms_per_step": 1e3 * seconds,
+        "ms_spread": [1e3 * min(rounds), 1e3 * max(rounds)],
+        "images_per_s": recipe.batch_size / seconds,
+        "peak_gib": torch.cuda.max_memory_reserved() / 2**30 if on_gpu else None,
+        "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
+        "batch_size": recipe.batch_size,
+        "startup_s": startup,
+        "commit": commit(),
+        **versions(fabric.device),
+    }
+
+
+def commit() -> str:
+    """The commit the code is at, if it is in a repository."""
+    try:
+        words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
