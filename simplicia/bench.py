@@ -16,7 +16,12 @@ from simplicia.train.settings import with_changes
 
 
 def bench_step(
-    name: str, engine: str = "auto", steps: int = 100, device: str = "auto", images: int = 50_000, **changes: Any
+    name: str,
+    engine: str = "auto",
+    steps: int = 100,
+    device: str = "auto",
+    images: int = 50_000,
+    **changes: Any,
 ) -> dict[str, Any]:
     """The whole step of a recipe, data and augmentation included, on random images of CIFAR's shape."""
     recipe = with_changes(recipes.get(name), changes)

@@ -84,8 +84,8 @@ class Prototypes(nn.Module):
 class _ByView:
     """BatchNorm for a batch that holds several views one after the other: each has its own statistics.
 
-    Running statistics move once per view, as if the views had come apart. Made to be compiled: one pass for the
-    sums, one to normalise.
+    Running statistics move once per view, as if the views had come apart. Made to be compiled: one pass for
+    the sums, one to normalise.
     """
 
     views = 2

@@ -41,8 +41,8 @@ class Branch(NamedTuple):
 class Network(nn.Module):
     """encoder -> bottleneck -> projector.
 
-    The projector is handed p - 1/V of a simplex: the same up to a constant that its bias absorbs, but in 16 bits
-    a near-uniform p would be left with a dozen levels.
+    The projector is handed p - 1/V of a simplex: the same up to a constant that its bias absorbs, but in 16
+    bits a near-uniform p would be left with a dozen levels.
     """
 
     def __init__(self, encoder: nn.Module, bottleneck: Bottleneck, projector: nn.Module):
@@ -95,8 +95,9 @@ class Method(nn.Module):
     def through(self, module: nn.Module, inputs: list[Tensor], *temperatures: Temperature | None) -> list:
         """A module's output for each view: one after the other, or, if ``joint``, in one batch."""
         if not self.joint:
-            extra = [(t,) for t in temperatures] or [()] * len(inputs)
-            return [module(x, *t) for x, t in zip(inputs, extra, strict=True)]
+            if not temperatures:
+                return [module(x) for x in inputs]
+            return [module(x, t) for x, t in zip(inputs, temperatures, strict=True)]
         arguments = (self._each_its_own(len(inputs[0]), temperatures),) if temperatures else ()
         output = module(torch.cat(inputs), *arguments)
         if isinstance(output, Branch):

@@ -1,7 +1,7 @@
 """The fast step: on one GPU in bf16 everything from the gather to the moving average is one CUDA graph.
 
-Convolutions and linear layers work on 16-bit copies of their weights, which the optimiser writes in the same pass as
-the 32-bit ones; both views go through the networks in one batch, and BatchNorm keeps them apart.
+Convolutions and linear layers work on 16-bit copies of their weights, which the optimiser writes in the same
+pass as the 32-bit ones; both views go through the networks in one batch, and BatchNorm keeps them apart.
 """
 
 from typing import Any
@@ -25,7 +25,9 @@ class CapturedStep(Step):
         normalise_by_view(self.method)
         self.copies = _make_copies(self.method)
         self.fused = self._fuse()
-        self.static_indices = torch.zeros(self.data.batch_size, dtype=torch.long, device=self.data.images.device)
+        self.static_indices = torch.zeros(
+            self.data.batch_size, dtype=torch.long, device=self.data.images.device
+        )
         self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False)
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
 
@@ -45,6 +47,8 @@ class CapturedStep(Step):
         with torch.no_grad():
             for module, copy in self.copies.items():
                 copy.copy_(module.weight)  # type: ignore[arg-type]
+        if self.graphs:
+            self.fused.measure_weights()
 
     def _forward(self, indices: Tensor) -> Output:
         with torch.autocast("cuda", torch.bfloat16):
@@ -79,6 +83,7 @@ class CapturedStep(Step):
             self.fused.update()
             self.method.after_step()
         self.fused.find_gradients()
+        self.fused.measure_weights()
         return graph, output
 
     def _forget_gradients(self) -> None:
@@ -104,7 +109,7 @@ class CapturedStep(Step):
                     Slot(
                         weight=p.detach(),
                         source=copies.get(id(p), p),
-                        velocity=self._velocity(p),
+                        velocity=self.optimizer.velocity(p),
                         decay=group["weight_decay"],
                         trust=group["trust"],
                         target=None if target is None else target.detach(),
@@ -126,7 +131,7 @@ class _CopiedConv2d(_Copied, nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        return F.conv2d(x, self.copy, self.bias, self.stride, self.padding, self.dilation, self.groups)  # type: ignore[arg-type]
+        return self._conv_forward(x, self.copy, self.bias)
 
 
 class _CopiedLinear(_Copied, nn.Linear):
@@ -140,8 +145,8 @@ def _make_copies(method: Method) -> dict[nn.Module, Tensor]:
     copies: dict[nn.Module, Tensor] = {}
     for module in method.modules():
         if type(module) in kinds:
-            weight: Any = module.weight
-            module.__class__ = kinds[type(module)]
-            module.copy = weight.detach().to(torch.bfloat16).requires_grad_(weight.requires_grad)  # type: ignore[assignment]
-            copies[module] = module.copy  # type: ignore[assignment]
+            layer: Any = module
+            layer.__class__ = kinds[type(module)]
+            layer.copy = layer.weight.detach().to(torch.bfloat16).requires_grad_(layer.weight.requires_grad)
+            copies[module] = layer.copy
     return copies

@@ -1,5 +1,6 @@
 """Devices, precision and processes: Lightning Fabric, set up from a few words."""
 
+import logging
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ def fabric(device: str, processes: int, precision: str) -> Any:
     except ImportError:
         from lightning_fabric import Fabric
 
+    for name in ("lightning.fabric", "lightning_fabric"):  # its hints are for its own users
+        logging.getLogger(name).setLevel(logging.WARNING)
     chosen = choose(device)
     if processes < 1:
         raise UserError(f"processes is {processes}; it must be at least 1")

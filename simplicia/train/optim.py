@@ -31,6 +31,7 @@ class LARS(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         eta: float = 0.02,
         trust: bool = True,
+        dtype: torch.dtype = torch.float32,  # in which momentum is kept
     ):
         defaults = {
             "momentum": momentum,
@@ -40,7 +41,7 @@ class LARS(torch.optim.Optimizer):
             "rate": None,
         }
         super().__init__(groups, defaults)
-        self.lr = lr
+        self.lr, self.dtype = lr, dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -59,11 +60,17 @@ class LARS(torch.optim.Optimizer):
             direction.mul_(torch.where(meaningful, ratio.clamp_max(1.0), 1.0))
         if group["rate"] is not None:
             direction.mul_(group["rate"])
+        stored = self.velocity(p)
+        velocity = direction.add_(stored, alpha=group["momentum"])
+        stored.copy_(velocity)  # in the precision it is kept in
+        p.sub_(velocity.mul_(self.lr))
+
+    def velocity(self, p: Tensor) -> Tensor:
+        """The momentum of a parameter; zero at first."""
         state = self.state[p]
         if "velocity" not in state:
-            state["velocity"] = torch.zeros_like(p)
-        velocity = state["velocity"].mul_(group["momentum"]).add_(direction)
-        p.sub_(velocity * self.lr)
+            state["velocity"] = torch.zeros_like(p, dtype=self.dtype)
+        return state["velocity"]
 
 
 def create(method: nn.Module, settings: OptimSettings, rates: dict[str, Tensor], lr: Tensor) -> LARS:
@@ -87,7 +94,8 @@ def create(method: nn.Module, settings: OptimSettings, rates: dict[str, Tensor],
             },
         )
         group["params"].append(p)
-    return LARS(groups.values(), lr, momentum=settings.momentum, eta=settings.eta)
+    dtype = torch.bfloat16 if settings.momentum_bits == "16" else torch.float32
+    return LARS(groups.values(), lr, momentum=settings.momentum, eta=settings.eta, dtype=dtype)
 
 
 def learning_rate(settings: OptimSettings, batch_size: int, epoch: float, epochs: int) -> float:

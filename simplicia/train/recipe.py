@@ -39,6 +39,7 @@ class OptimSettings:
     min_lr: float = 0.0  # where the cosine ends
     per_epoch: bool = True  # the rate changes once per epoch (False: at every step)
     clip: float = 0.0  # largest norm of the gradient (0: no clipping)
+    momentum_bits: Literal["32", "16"] = "32"  # precision in which momentum is kept
 
 
 @dataclass

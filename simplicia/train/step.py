@@ -58,7 +58,7 @@ class Step:
     def tensors(self) -> dict[str, Tensor]:
         """All that a checkpoint must hold to go on from here."""
         velocities = {
-            f"velocity.{name}": self._velocity(p)
+            f"velocity.{name}": self.optimizer.velocity(p)
             for name, p in self.method.named_parameters()
             if p.requires_grad
         }
@@ -70,19 +70,13 @@ class Step:
         with torch.no_grad():
             for name, p in self.method.named_parameters():
                 if p.requires_grad:
-                    self._velocity(p).copy_(tensors[f"velocity.{name}"])
+                    self.optimizer.velocity(p).copy_(tensors[f"velocity.{name}"])
         if self.probe is not None:
             self.probe.load(tensors)
         self.refresh()
 
     def refresh(self) -> None:
         """Bring what was derived from the weights up to date, after they were loaded."""
-
-    def _velocity(self, p: Tensor) -> Tensor:
-        state = self.optimizer.state[p]
-        if "velocity" not in state:
-            state["velocity"] = torch.zeros_like(p)
-        return state["velocity"]
 
 
 def create(engine: str, recipe: Recipe, method: Method, data: Resident, views: Views, fabric: Any) -> Step:

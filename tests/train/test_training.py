@@ -14,7 +14,8 @@ import torch
 import simplicia
 from simplicia import methods
 from simplicia.errors import Diverged, UserError
-from simplicia.train import checkpoint, loop
+from simplicia.train import checkpoint
+from simplicia.train.step import Step
 
 SMALL = {"epochs": 2, "batch_size": 500, "encoder": "tiny", "sem.simplices": 8, "log_every": 3, "quiet": True}
 HEADS = {
@@ -65,7 +66,7 @@ class Stop(Exception):
 
 def stop_at(monkeypatch, step):
     """Save and stop once a step is done, as a signal would, in this process."""
-    original = loop.Step.__call__
+    original = Step.__call__
 
     def call(self, number):
         output = original(self, number)
@@ -73,7 +74,7 @@ def stop_at(monkeypatch, step):
             os.kill(os.getpid(), signal.SIGTERM)
         return output
 
-    monkeypatch.setattr(loop.Step, "__call__", call)
+    monkeypatch.setattr(Step, "__call__", call)
 
 
 @pytest.mark.parametrize("method", methods.names())

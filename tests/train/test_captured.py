@@ -1,0 +1,118 @@
+"""The captured step against the eager one. Needs a GPU; the joint batch it rests on is tested anywhere."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from simplicia import bottlenecks, encoders, methods
+from simplicia.data.datasets import ImageSet
+from simplicia.data.views import normalise
+from simplicia.layers import normalise_by_view
+from simplicia.train import devices, recipes
+from simplicia.train.fit import fit
+from simplicia.train.loop import Training
+from simplicia.train.settings import with_changes
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+EXTRA = {
+    "moco": {"queue": 512},
+    "swav": {"queue": 512, "queue_start": 1, "frozen_epochs": 0, "prototypes": 512},
+}
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_views_in_one_batch_are_views_one_by_one(name):
+    torch.manual_seed(0)
+    encoder = encoders.create("tiny")
+    sem = bottlenecks.create("sem", encoder.out_features, simplices=16, vertices=5, temperature=0.5)
+    queue = {"queue": 64} if name in ("moco", "swav") else {}
+    apart = methods.create(name, encoder, sem, second_temperature=0.7, hidden=64, **queue)
+    joint = copy.deepcopy(apart)
+    normalise_by_view(joint)
+    joint.joint = True
+    views = [torch.randn(16, 3, 32, 32) for _ in range(2)]
+    one, two = apart(views), joint(views)
+    torch.testing.assert_close(one.loss, two.loss)
+    for a, b in zip([*one.features, *one.embeddings], [*two.features, *two.embeddings], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    one.loss.backward()
+    two.loss.backward()
+    scale = max(p.grad.abs().max() for p in apart.parameters() if p.grad is not None)
+    for (key, p), q in zip(apart.named_parameters(), joint.parameters(), strict=True):
+        if p.grad is not None:
+            assert (p.grad - q.grad).abs().max() < 1e-4 * scale, key
+    for (key, a), b in zip(apart.state_dict().items(), joint.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def training(name, engine, fixed_views=True, **changes):
+    settings = {"epochs": 4, "batch_size": 64, "encoder": "tiny", **changes}
+    recipe = with_changes(recipes.get(name), settings)
+    fabric = devices.fabric("cuda", 1, "bf16")
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (640, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    data = ImageSet("random", images, torch.zeros(640, dtype=torch.long), classes=("none",))
+    recipe, _ = fit(recipe, data, fabric.device)
+    torch.manual_seed(0)
+    made = Training(recipe, Path("unused"), data, fabric, True, engine)
+    if fixed_views:  # the same augmented batches for both engines
+
+        def views(batch):
+            plain = normalise(batch.float() / 255, (0.5,) * 3, (0.25,) * 3)
+            return [plain, plain.flip(-1) * 0.9]
+
+        made.step.views = views
+    return made
+
+
+@gpu
+@pytest.mark.parametrize("bottleneck", ["", "-sem"])
+@pytest.mark.parametrize("name", methods.names())
+def test_captured_losses_are_the_eager_ones(name, bottleneck):
+    changes = {"options": EXTRA.get(name, {}), "sem.simplices": 200, "optim.warmup_epochs": 1}
+    eager, fast = (training(f"cifar100-{name}{bottleneck}", e, **changes) for e in ("eager", "captured"))
+    losses = [[t.step(i).loss.item() for i in range(20)] for t in (eager, fast)]
+    for i, (a, b) in enumerate(zip(*losses, strict=True)):
+        assert abs(a - b) < 0.03 * abs(a) + 0.01, (i, losses)
+    assert losses[0][0] != losses[0][-1]
+
+
+@gpu
+def test_randomness_differs_between_replays_and_views_and_is_that_of_the_step():
+    def features(step_numbers):
+        made = training("cifar100-simclr", "captured", fixed_views=False)
+        made.recipe.optim.lr = made.recipe.optim.warmup_lr = 0.0  # weights stay: only the views differ
+        return [tuple(f.clone() for f in made.step(i).features) for i in step_numbers]
+
+    (a1, a2), (b1, _) = features([3, 13])  # the same place of the order, another step
+    (again, _), *_ = features([3])
+    assert not torch.equal(a1, a2) and not torch.equal(a1, b1)
+    torch.testing.assert_close(a1, again, rtol=0.02, atol=0.02)
+
+
+@gpu
+def test_a_captured_run_resumes_where_it_was(tmp_path):
+    straight, first, second = (
+        training("cifar100-byol-sem", "captured", **{"sem.simplices": 200}) for _ in range(3)
+    )
+    losses = [straight.step(i).loss.item() for i in range(12)]
+    for i in range(6):
+        first.step(i)
+    saved = {k: v.detach().cpu().clone() for k, v in first.step.tensors().items()}
+    own = {k.removeprefix("method."): v for k, v in saved.items() if k.startswith("method.")}
+    second.method.load_state_dict(own)
+    second.step.load(saved)
+    resumed = [second.step(i).loss.item() for i in range(6, 12)]
+    assert resumed == pytest.approx(losses[6:], rel=0.02)
+
+
+@gpu
+def test_sixteen_bit_momentum_trains_as_well():
+    wide, narrow = (
+        training("cifar100-byol-sem", "captured", **{"sem.simplices": 200, "optim.momentum_bits": bits})
+        for bits in ("32", "16")
+    )
+    a, b = ([t.step(i).loss.item() for i in range(40)] for t in (wide, narrow))
+    assert b[-1] == pytest.approx(a[-1], rel=0.05)
