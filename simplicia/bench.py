@@ -1,5 +1,7 @@
 """How fast a step is: ms per step, images per second and peak memory, beside the eager step."""
 
+import gc
+import json
 import statistics
 import subprocess
 import time
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 
 from simplicia.data.datasets import ImageSet
+from simplicia.errors import UserError
 from simplicia.train import devices, recipes
 from simplicia.train.fit import fit
 from simplicia.train.loop import Training, versions
@@ -24,6 +27,8 @@ def bench_step(
     **changes: Any,
 ) -> dict[str, Any]:
     """The whole step of a recipe, data and augmentation included, on random images of CIFAR's shape."""
+    if steps < 5:
+        raise UserError(f"steps is {steps}; five rounds need at least 5")
     recipe = with_changes(recipes.get(name), changes)
     fabric = devices.fabric(device, 1, recipe.precision)
     pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8)
@@ -60,6 +65,23 @@ def bench_step(
         "commit": commit(),
         **versions(fabric.device),
     }
+
+
+def bench_steps(
+    names: list[str], engines: list[str], steps: int, device: str, path: str | None = None
+) -> list[dict[str, Any]]:
+    """Several recipes with several engines, one after the other; written to ``path`` as they come."""
+    found = []
+    for name in names:
+        for engine in engines:
+            found.append(bench_step(name, engine, steps, device))
+            torch.compiler.reset()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if path is not None:
+                Path(path).write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def commit() -> str:

@@ -50,6 +50,7 @@ def _dispatch(arguments: list[str]) -> int:
             _encode,
             "representations or codes of images: simplicia encode RUN images/ --out codes.npz",
         ),
+        "bench": (_bench, "how fast a step is: simplicia bench step cifar100-byol-sem"),
         "recipes": (_recipes, "the named recipes"),
         "datasets": (_datasets, "the data sets"),
         "methods": (_methods, "the methods and their options"),
@@ -281,6 +282,35 @@ def _demo(arguments: list[str]) -> None:
     from simplicia.demo import demo
 
     demo(given.out, given.device, given.epochs)
+
+
+def _bench(arguments: list[str]) -> None:
+    parser = Parser("bench step", description="The whole step of recipes, on random images of CIFAR's shape.")
+    parser.add_argument("what", choices=["step"])
+    parser.add_argument(
+        "recipes", nargs="*", default=["cifar100-byol", "cifar100-byol-sem"], metavar="RECIPE"
+    )
+    parser.add_argument("--engines", nargs="+", default=["auto", "eager"], help="(default: auto eager)")
+    parser.add_argument("--steps", type=_positive, default=100)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", metavar="PATH", help="where the numbers go as well")
+    given = parser.parse(arguments)
+    from simplicia.bench import bench_steps
+
+    found = bench_steps(given.recipes, given.engines, given.steps, given.device, given.json)
+    rows = [
+        [
+            row["recipe"],
+            row["engine"],
+            f"{row['ms_per_step']:.2f}",
+            f"{row['images_per_s']:,.0f}",
+            "-" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}",
+            f"{row['startup_s']:.0f}",
+        ]
+        for row in found
+    ]
+    title = f"steps on {found[0]['device']}, torch {found[0]['torch']}"
+    _table(title, ["recipe", "engine", "ms per step", "images/s", "peak GiB", "start-up s"], rows)
 
 
 def _recipes(arguments: list[str]) -> None:

@@ -81,7 +81,7 @@ class Run:
     ) -> Tensor:
         """Representations of images, (N, features) on the CPU; codes are (N, simplices) integers.
 
-        ``images``: uint8 tensor (N, 3, H, W), or a list of paths or PIL images. ``layer`` is "encoder",
+        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images. ``layer`` is "encoder",
         "embedder", "sem" or "codes"; by default "sem" if the run has it. ``temperature`` is that of
         "sem", by default the run's own.
         """
@@ -157,9 +157,11 @@ def as_images(images: Tensor | Sequence[Any], size: int) -> Tensor:
     """What users hold as images, as one uint8 tensor (N, 3, H, W)."""
     if isinstance(images, Tensor):
         batch = images[None] if images.dim() == 3 else images
+        if batch.is_floating_point() and batch.numel() and 0 <= batch.min() and batch.max() <= 1:
+            batch = (batch * 255).round().to(torch.uint8)
         if batch.dim() != 4 or batch.shape[1] != 3 or batch.dtype != torch.uint8:
             given = f"{tuple(images.shape)} {images.dtype}".replace("torch.", "")
-            raise UserError(f"images are {given}; a uint8 tensor (N, 3, H, W) is needed")
+            raise UserError(f"images are {given}; they must be (N, 3, H, W), uint8 or from 0 to 1")
         return batch
     if not len(images):
         raise UserError("there are no images to encode")

@@ -1,6 +1,8 @@
 """The command line as its users meet it: real processes, one line for a mistake, exit status 2."""
 
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +155,25 @@ def test_a_folder_without_labels_trains_but_cannot_be_probed(run, tmp_path, caps
     for choice in ("image_size 32", "encoder tiny", "stem small", "batch_size 8", "sem.simplices 256"):
         assert choice in said
     assert "no labels" in fails(capsys, "probe", out)
+
+
+def test_a_damaged_checkpoint_is_named(run, tmp_path, capsys):
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    (tensors,) = broken.glob("checkpoint/*/tensors.safetensors")
+    tensors.write_bytes(tensors.read_bytes()[:-100])
+    assert "is damaged" in fails(capsys, "probe", broken)
+    words = ["pretrain", "shapes-byol-sem", "--out", broken, "--resume", *TINY]
+    assert "is damaged" in fails(capsys, *words)
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
+    words = [sys.executable, "-m", "simplicia.cli", "pretrain", "shapes-byol-sem", "--out", "run", *TINY]
+    limited = f"ulimit -f 500 && exec {shlex.join(words)}"  # no file can grow beyond 500 kB
+    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "no checkpoint could be written" in done.stderr
+    assert list((tmp_path / "run" / "checkpoint").iterdir()) == []
 
 
 def test_an_output_folder_that_cannot_be_written(capsys):

@@ -37,3 +37,31 @@ def test_the_readmes_numbers_are_those_of_the_stored_demo():
         accuracy = f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}"
         rows.append(f"| {row['model']} | {row['layer']} | {tau} | {accuracy} | {row['knn_accuracy']:.1f} |")
     assert "\n".join(rows) in (ROOT / "README.md").read_text(), "\n".join(rows)
+
+
+def test_the_performance_pages_numbers_are_the_stored_ones():
+    import json
+
+    page = (ROOT / "docs/performance.md").read_text()
+    for row in json.loads((ROOT / "results/bench/step.json").read_text()):
+        bits = row["changes"].get("optim.momentum_bits", "32")
+        speed = f"{row['ms_per_step']:.2f} | {row['images_per_s']:,.0f}"
+        numbers = f"{speed} | {row['peak_gib']:.2f} | {row['startup_s']:.0f}"
+        assert f"| {row['recipe']} | {bits} bits | {numbers} |" in page
+    for row in json.loads((ROOT / "results/bench/step-first.json").read_text()):
+        numbers = f"{row['ms_per_step']:.2f} | {row['peak_gib']:.2f}"
+        assert f"| {row['recipe']} | {row['engine']} | {numbers} |" in page
+
+
+def test_the_readmes_cifar_numbers_are_the_stored_ones():
+    import json
+
+    page = (ROOT / "README.md").read_text()
+    for name, label in (("byol-100", "BYOL"), ("byol-sem-100", "BYOL + SEM")):
+        found = json.loads((ROOT / f"results/cifar100/{name}.json").read_text())
+        by_layer = {(r["protocol"], r["layer"]): r for r in found["results"]}
+        for layer in ("encoder", "sem"):
+            row = by_layer.get(("offline linear probe", layer))
+            if row is not None:
+                probed = f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}"
+                assert f"| {label} | {layer} | {probed} | {found['train_seconds']:.0f} |" in page

@@ -40,7 +40,8 @@ def fabric(device: str, processes: int, precision: str) -> Any:
         from lightning_fabric import Fabric
 
     for name in ("lightning.fabric", "lightning_fabric"):  # its hints are for its own users
-        logging.getLogger(name).setLevel(logging.WARNING)
+        for logger in (name, f"{name}.utilities.rank_zero"):
+            logging.getLogger(logger).setLevel(logging.WARNING)
     chosen = choose(device)
     if processes < 1:
         raise UserError(f"processes is {processes}; it must be at least 1")

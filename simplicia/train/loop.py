@@ -48,6 +48,8 @@ def pretrain(
     if isinstance(recipe, str):
         recipe = recipes.get(recipe)
     recipe = with_changes(recipe, changes)
+    if recipe.data not in datasets.names() and Path(recipe.data).is_dir():
+        recipe.data = str(Path(recipe.data).resolve())  # the run must find it from anywhere
     recipe.validate()
     if recipe.data == "auto":
         raise UserError(

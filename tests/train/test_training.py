@@ -268,6 +268,7 @@ def test_encode_gives_each_layer(run, folder):
     torch.testing.assert_close(probabilities.view(5, 8, 13).sum(-1), torch.ones(5, 8))
     assert torch.equal(run.encode(images, temperature=0.0).view(5, 8, 13).argmax(-1), codes)
     assert not torch.equal(run.encode(images, network="target"), probabilities)
+    assert torch.equal(run.encode(images.float() / 255), probabilities)
     files = sorted(folder.glob("*.jpg"))[:3]
     assert run.encode(files).shape == (3, 104)
     from PIL import Image
@@ -281,7 +282,8 @@ def test_encode_gives_each_layer(run, folder):
     ("call", "words"),
     [
         (lambda run, tmp: simplicia.load(tmp), "is not a run"),
-        (lambda run, tmp: run.encode(torch.zeros(5, 3, 16, 16)), "uint8"),
+        (lambda run, tmp: run.encode(torch.full((5, 3, 16, 16), 7.0)), "uint8"),
+        (lambda run, tmp: run.encode(torch.zeros(5, 16, 16, 3, dtype=torch.uint8)), "(N, 3, H, W)"),
         (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "sen"), "'sem'"),
         (lambda run, tmp: run.encode([]), "no images"),
         (lambda run, tmp: run.encode([tmp / "none.png"]), "none.png"),
