@@ -81,8 +81,8 @@ class Run:
     ) -> Tensor:
         """Representations of images, (N, features) on the CPU; codes are (N, simplices) integers.
 
-        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images. ``layer`` is "encoder",
-        "embedder", "sem" or "codes"; by default "sem" if the run has it. ``temperature`` is that of
+        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images. ``layer`` is
+        "encoder", "embedder", "sem" or "codes"; by default "sem" if the run has it. ``temperature`` is that of
         "sem", by default the run's own.
         """
         layer = self.check_layer(layer)
@@ -157,7 +157,7 @@ def as_images(images: Tensor | Sequence[Any], size: int) -> Tensor:
     """What users hold as images, as one uint8 tensor (N, 3, H, W)."""
     if isinstance(images, Tensor):
         batch = images[None] if images.dim() == 3 else images
-        if batch.is_floating_point() and batch.numel() and 0 <= batch.min() and batch.max() <= 1:
+        if batch.is_floating_point() and batch.numel() and batch.min() >= 0 and batch.max() <= 1:
             batch = (batch * 255).round().to(torch.uint8)
         if batch.dim() != 4 or batch.shape[1] != 3 or batch.dtype != torch.uint8:
             given = f"{tuple(images.shape)} {images.dtype}".replace("torch.", "")
