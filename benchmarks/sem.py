@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from simplicia import simplicial
-from simplicia.train.loop import versions
+from simplicia.provenance import versions
 
 
 def seconds(function, x, grad):

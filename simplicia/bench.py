@@ -3,7 +3,6 @@
 import gc
 import json
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import torch
 
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
+from simplicia.provenance import commit, versions
 from simplicia.train import devices, recipes
 from simplicia.train.fit import fit
-from simplicia.train.loop import Training, versions
+from simplicia.train.loop import Training
 from simplicia.train.settings import with_changes
 
 
@@ -82,12 +82,3 @@ def bench_steps(
             if path is not None:
                 Path(path).write_text(json.dumps(found, indent=1) + "\n")
     return found
-
-
-def commit() -> str:
-    """The commit the code is at, if it is in a repository."""
-    try:
-        words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"

@@ -1,15 +1,11 @@
 """The command line: one verb per task. Thin: parses, calls, prints."""
 
-import argparse
-import dataclasses
-import difflib
 import os
 import sys
-import typing
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from simplicia.errors import Diverged, Interrupted, UserError, unknown
+from simplicia.options import Parser, add_settings, positive
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,29 +66,6 @@ def _dispatch(arguments: list[str]) -> int:
     return 0
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line, and the nearest option for one that does not exist."""
-
-    def __init__(self, verb: str, **kwargs: Any):
-        super().__init__(prog=f"simplicia {verb}", allow_abbrev=False, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
-
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        known, rest = self.parse_known_args(arguments)
-        for word in rest:
-            if word.startswith("--"):
-                option = word.split("=")[0]
-                options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
-                near = difflib.get_close_matches(option, options, n=2, cutoff=0.6)
-                hint = f"did you mean {' or '.join(near)}?" if near else f"see {self.prog} --help"
-                raise UserError(f"unknown option {option}; {hint}")
-        if rest:
-            self.error(f"unexpected {rest[0]!r}")
-        return known
-
-
 def _pretrain(arguments: list[str]) -> None:
     from simplicia import methods
     from simplicia.train import recipes
@@ -118,7 +91,7 @@ def _pretrain(arguments: list[str]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, and stop")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     skip = ("name", "options")
-    setters = _add_settings(parser, recipe, skip=skip)
+    setters = add_settings(parser, recipe, skip=skip)
     group = parser.add_argument_group(f"options of {method}")
     for option, default in methods.options(method).items():
         flag = f"--{method}.{option.replace('_', '-')}"
@@ -147,32 +120,6 @@ def _pretrain(arguments: list[str]) -> None:
         print(f"next: simplicia probe {run.path}")
 
 
-def _add_settings(
-    parser: argparse.ArgumentParser, settings: Any, skip: tuple[str, ...] = ()
-) -> dict[str, str]:
-    """An option for every field of a dataclass, nested ones with dots; maps options to settings."""
-    setters: dict[str, str] = {}
-
-    def add(group: Any, values: Any, prefix: str) -> None:
-        hints = typing.get_type_hints(type(values))
-        for field in dataclasses.fields(values):
-            if field.name in skip:
-                continue
-            value, path = getattr(values, field.name), f"{prefix}{field.name}"
-            if dataclasses.is_dataclass(value):
-                add(parser.add_argument_group(f"{path} ({type(value).__doc__})"), value, f"{path}.")
-                continue
-            several = typing.get_origin(hints[field.name]) is tuple
-            flags = dict.fromkeys([f"--{path.replace('_', '-')}", f"--{path}"])
-            shown = " ".join(map(str, value)) if several else value
-            nargs = "+" if several else None
-            group.add_argument(*flags, dest=path, nargs=nargs, metavar="VALUE", help=f"(default: {shown})")
-            setters[path] = path
-
-    add(parser.add_argument_group("settings"), settings, "")
-    return setters
-
-
 def _measuring(verb: str, description: str) -> Parser:
     parser = Parser(f"{verb} RUN", description=description)
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
@@ -194,7 +141,7 @@ def _probe(arguments: list[str]) -> None:
     from simplicia.train.settings import with_changes
 
     parser = _measuring("probe", "Offline linear probe, chosen on held-out training images, tested once.")
-    setters = _add_settings(parser, ProbeSettings())
+    setters = add_settings(parser, ProbeSettings())
     given = vars(parser.parse(arguments))
     settings = with_changes(ProbeSettings(), {k: given[k] for k in setters if given[k] is not None})
     run = load(given["run"], given["device"])
@@ -230,7 +177,7 @@ def _knn(arguments: list[str]) -> None:
         "knn", "Votes of the nearest training images, weighted by cosine (on codes: by overlap)."
     )
     parser.add_argument("--temperature", type=float, help="of SEM (default: the run's own)")
-    parser.add_argument("--k", type=_positive, default=20)
+    parser.add_argument("--k", type=positive, default=20)
     given = parser.parse(arguments)
     run = load(given.run, given.device)
     layer = run.check_layer(given.layer)
@@ -276,7 +223,7 @@ def _demo(arguments: list[str]) -> None:
         "demo", description="BYOL with and without SEM on the built-in shapes, looked at and measured."
     )
     parser.add_argument("--out", default="demo", metavar="FOLDER", help="(default: demo)")
-    parser.add_argument("--epochs", type=_positive, help="(default: the recipe's)")
+    parser.add_argument("--epochs", type=positive, help="(default: the recipe's)")
     parser.add_argument("--device", default="auto")
     given = parser.parse(arguments)
     from simplicia.demo import demo
@@ -291,7 +238,7 @@ def _bench(arguments: list[str]) -> None:
         "recipes", nargs="*", default=["cifar100-byol", "cifar100-byol-sem"], metavar="RECIPE"
     )
     parser.add_argument("--engines", nargs="+", default=["auto", "eager"], help="(default: auto eager)")
-    parser.add_argument("--steps", type=_positive, default=100)
+    parser.add_argument("--steps", type=positive, default=100)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", metavar="PATH", help="where the numbers go as well")
     given = parser.parse(arguments)
@@ -360,16 +307,6 @@ def _methods(arguments: list[str]) -> None:
         for name in methods.names()
     ]
     _table("methods", ["name", "options (as --NAME.OPTION)"], rows)
-
-
-def _positive(word: str) -> int:
-    try:
-        number = int(word)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number above 0")
-    return number
 
 
 def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:

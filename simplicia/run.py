@@ -82,7 +82,7 @@ class Run:
         """Representations of images, (N, features) on the CPU; codes are (N, simplices) integers.
 
         ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images. ``layer`` is
-        "encoder", "embedder", "sem" or "codes"; by default "sem" if the run has it. ``temperature`` is that of
+        "encoder", "embedder", "sem" or "codes"; by default "sem" if the run has it. ``temperature`` is for
         "sem", by default the run's own.
         """
         layer = self.check_layer(layer)

@@ -9,8 +9,8 @@ from torch import Tensor
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
+from simplicia.provenance import versions
 from simplicia.run import Run
-from simplicia.train.loop import versions
 
 
 def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> tuple[ImageSet, ImageSet]:

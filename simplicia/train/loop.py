@@ -1,11 +1,8 @@
 """Pre-training, from a recipe to a run's folder: ``pretrain("shapes-byol-sem", epochs=5)``."""
 
-import datetime
 import math
-import platform
 import signal
 import statistics
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,13 +14,15 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.resident import Resident
 from simplicia.data.views import Views
 from simplicia.errors import Diverged, Interrupted, UserError
+from simplicia.provenance import versions
 from simplicia.run import Run, load
-from simplicia.train import checkpoint, devices, health, recipes
+from simplicia.train import checkpoint, devices, health, place, recipes
 from simplicia.train.fit import fit
 from simplicia.train.log import Log, Progress, duration
 from simplicia.train.online import OnlineProbe
-from simplicia.train.recipe import Recipe, read_yaml, write_yaml
-from simplicia.train.settings import as_dict, with_changes
+from simplicia.train.recipe import Recipe, write_yaml
+from simplicia.train.settings import with_changes
+from simplicia.train.signals import Signals
 from simplicia.train.step import create as create_step
 
 
@@ -55,9 +54,9 @@ def pretrain(
         raise UserError(
             f"recipe {recipe.name!r} is for your own images; give --data with a folder or a data set's name"
         )
-    folder = _folder(recipe, out, resume)
+    folder = place.choose(recipe, out, resume)
     if resume and (folder / "recipe.yaml").exists():
-        recipe = _resumed(recipe, folder)
+        recipe = place.resumed(recipe, folder)
     if recipe.batch_size % max(processes, 1):
         raise UserError(
             f"batch_size is {recipe.batch_size}; {processes} processes need a multiple of {processes}"
@@ -157,14 +156,14 @@ class Training:
         )
         progress = Progress(self.recipe.name, self.step.total, self.done, self.quiet)
         try:
-            with _Signals() as signals:
+            with Signals() as signals:
                 self._loop(signals, log, progress)
         finally:
             progress.close()
             if log is not None:
                 log.close()
 
-    def _loop(self, signals: "_Signals", log: Log | None, progress: Progress) -> None:
+    def _loop(self, signals: "Signals", log: Log | None, progress: Progress) -> None:
         began = time.monotonic() - self.seconds
         saved = time.monotonic()
         patience = 60 * self.recipe.checkpoint_minutes
@@ -270,92 +269,6 @@ class Training:
         except (KeyError, RuntimeError) as error:
             raise UserError(f"checkpoint {newest} does not fit this recipe ({error})") from error
         self.done, self.seconds = state["step"], state["seconds"]
-
-
-class _Signals:
-    """Turns SIGINT and SIGTERM into a request to stop; a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> "_Signals":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: object) -> None:
-        if self.received is not None:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number)
-
-
-def versions(device: torch.device) -> dict[str, str]:
-    """What a result needs to be believed: versions, device and date."""
-    import simplicia
-
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
-    return {
-        "simplicia": simplicia.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": name,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _folder(recipe: Recipe, out: str | Path | None, resume: bool) -> Path:
-    """Where the run goes; a folder that holds another run is refused."""
-    if out is None:
-        if resume:
-            raise UserError("resume needs the run's folder; give --out")
-        return next(
-            path
-            for i in range(1, 10**6)
-            if not (path := Path("runs") / (recipe.name if i == 1 else f"{recipe.name}-{i}")).exists()
-        )
-    folder = Path(out)
-    if folder.is_file():
-        raise UserError(f"{folder} is a file; --out takes a folder")
-    if not resume and folder.is_dir() and any(folder.iterdir()):
-        what = "a run" if (folder / "recipe.yaml").exists() else "other files"
-        hint = "add --resume to go on with it, or " if what == "a run" else ""
-        raise UserError(f"{folder} holds {what}; {hint}give another --out")
-    return folder
-
-
-def _resumed(asked: Recipe, folder: Path) -> Recipe:
-    """The recipe of a run to be resumed; only how it is watched may differ from what is asked now."""
-    stored = read_yaml(folder / "recipe.yaml")
-    kept, wanted = _flat(as_dict(stored)), _flat(as_dict(asked))
-    left_open = {
-        "image_size": 0,
-        "encoder": "auto",
-        "stem": "auto",
-        "batch_size": 0,
-        "sem.simplices": 0,
-        "precision": "auto",
-    }
-    for name in sorted(kept.keys() | wanted.keys()):
-        decided_then = name in left_open and wanted.get(name) == left_open[name]
-        if name not in Recipe.WATCHING and not decided_then and kept.get(name) != wanted.get(name):
-            raise UserError(
-                f"{folder} was trained with {name} {kept.get(name)!r}, not {wanted.get(name)!r}; "
-                "resume with the same settings, or give another --out"
-            )
-    return with_changes(stored, {name: getattr(asked, name) for name in Recipe.WATCHING})
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return out
 
 
 def _load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:

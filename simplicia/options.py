@@ -1,0 +1,69 @@
+"""Command-line options: errors of one line, and an option for every setting of a dataclass."""
+
+import argparse
+import dataclasses
+import difflib
+import typing
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from simplicia.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, and the nearest option for one that does not exist."""
+
+    def __init__(self, verb: str, **kwargs: Any):
+        super().__init__(prog=f"simplicia {verb}", allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        known, rest = self.parse_known_args(arguments)
+        for word in rest:
+            if word.startswith("--"):
+                option = word.split("=")[0]
+                options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
+                near = difflib.get_close_matches(option, options, n=2, cutoff=0.6)
+                hint = f"did you mean {' or '.join(near)}?" if near else f"see {self.prog} --help"
+                raise UserError(f"unknown option {option}; {hint}")
+        if rest:
+            self.error(f"unexpected {rest[0]!r}")
+        return known
+
+
+def add_settings(
+    parser: argparse.ArgumentParser, settings: Any, skip: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """An option for every field of a dataclass, nested ones with dots; maps options to settings."""
+    setters: dict[str, str] = {}
+
+    def add(group: Any, values: Any, prefix: str) -> None:
+        hints = typing.get_type_hints(type(values))
+        for field in dataclasses.fields(values):
+            if field.name in skip:
+                continue
+            value, path = getattr(values, field.name), f"{prefix}{field.name}"
+            if dataclasses.is_dataclass(value):
+                add(parser.add_argument_group(f"{path} ({type(value).__doc__})"), value, f"{path}.")
+                continue
+            several = typing.get_origin(hints[field.name]) is tuple
+            flags = dict.fromkeys([f"--{path.replace('_', '-')}", f"--{path}"])
+            shown = " ".join(map(str, value)) if several else value
+            nargs = "+" if several else None
+            group.add_argument(*flags, dest=path, nargs=nargs, metavar="VALUE", help=f"(default: {shown})")
+            setters[path] = path
+
+    add(parser.add_argument_group("settings"), settings, "")
+    return setters
+
+
+def positive(word: str) -> int:
+    try:
+        number = int(word)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number above 0")
+    return number

@@ -1,0 +1,31 @@
+"""What a result needs to be believed: versions, device, date and commit."""
+
+import datetime
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+
+def versions(device: torch.device) -> dict[str, str]:
+    """What a result needs to be believed: versions, device and date."""
+    from simplicia import __version__
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+    return {
+        "simplicia": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def commit() -> str:
+    """The commit the code is at, if it is in a repository."""
+    try:
+        words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
