@@ -104,7 +104,7 @@ def _pretrain(arguments: list[str]) -> None:
     if "method" in changes:
         changes = {"options": {}, **changes}
     run = pretrain(
-        recipe,
+        name,
         out=given["out"],
         resume=given["resume"],
         device=given["device"],

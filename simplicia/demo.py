@@ -17,6 +17,7 @@ from simplicia.evaluate.probe import ProbeSettings, probe
 from simplicia.neighbours import overlap
 from simplicia.run import Run, represent
 from simplicia.sem import entropy
+from simplicia.train import recipes
 from simplicia.train.loop import pretrain
 
 PROBES = ProbeSettings(lrs=(0.1, 1.0, 5.0), l1=(0.0,), temperatures=(0.0, 0.1, 1.0), epochs=30)
@@ -31,10 +32,10 @@ def demo(out: str | Path = "demo", device: str = "auto", epochs: int | None = No
     folder, start = Path(out), time.monotonic()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; --out takes a folder")
-    changes: dict[str, Any] = {} if epochs is None else {"epochs": epochs}
     runs = {}
     for name in ("shapes-byol", "shapes-byol-sem"):
-        run = pretrain(name, out=folder / name, resume=True, device=device, **changes)
+        length = epochs or recipes.get(name).epochs
+        run = pretrain(name, out=folder / name, resume=True, device=device, epochs=length)
         assert run is not None
         runs[name] = run
     base, sem = runs.values()

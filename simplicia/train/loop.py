@@ -44,23 +44,17 @@ def pretrain(
     ``resume`` goes on from the newest checkpoint of ``out``, or starts without one. ``dry_run`` says what
     would happen and returns None. Ctrl-C and SIGTERM save before they end the training.
     """
-    if isinstance(recipe, str):
-        recipe = recipes.get(recipe)
-    recipe = with_changes(recipe, changes)
-    if recipe.data not in datasets.names() and Path(recipe.data).is_dir():
-        recipe.data = str(Path(recipe.data).resolve())  # the run must find it from anywhere
+    named = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    folder = place.choose(named.name, out, resume)
+    if resume and (folder / "recipe.yaml").exists():
+        recipe = place.resumed(recipe, changes, folder)
+    else:
+        recipe = place.findable(with_changes(named, changes))
     recipe.validate()
     if recipe.data == "auto":
-        raise UserError(
-            f"recipe {recipe.name!r} is for your own images; give --data with a folder or a data set's name"
-        )
-    folder = place.choose(recipe, out, resume)
-    if resume and (folder / "recipe.yaml").exists():
-        recipe = place.resumed(recipe, folder)
+        raise UserError(f"recipe {recipe.name!r} is for your own images; give --data with a folder or a name")
     if recipe.batch_size % max(processes, 1):
-        raise UserError(
-            f"batch_size is {recipe.batch_size}; {processes} processes need a multiple of {processes}"
-        )
+        raise UserError(f"batch_size is {recipe.batch_size}; {processes} processes need a multiple of that")
     fabric = devices.fabric(device, processes, recipe.precision)
     quiet = quiet or fabric.global_rank > 0
     images = _load_images(recipe, "train", download, quiet)
@@ -85,10 +79,6 @@ class Training:
     ):
         self.recipe, self.folder, self.images, self.fabric, self.quiet = recipe, folder, images, fabric, quiet
         world = fabric.world_size
-        if recipe.batch_size % world:
-            raise UserError(
-                f"batch_size is {recipe.batch_size}; {world} processes need a multiple of {world}"
-            )
         self.method = recipe.build().to(fabric.device)
         self.method.to(memory_format=torch.channels_last)
         if fabric.device.type == "cuda" and world > 1:

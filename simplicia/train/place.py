@@ -1,14 +1,16 @@
 """Where a run goes, and what may change when it is taken up again."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+from simplicia.data import datasets
 from simplicia.errors import UserError
 from simplicia.train.recipe import Recipe, read_yaml
 from simplicia.train.settings import as_dict, with_changes
 
 
-def choose(recipe: Recipe, out: str | Path | None, resume: bool) -> Path:
+def choose(name: str, out: str | Path | None, resume: bool) -> Path:
     """Where the run goes; a folder that holds another run is refused."""
     if out is None:
         if resume:
@@ -16,7 +18,7 @@ def choose(recipe: Recipe, out: str | Path | None, resume: bool) -> Path:
         return next(
             path
             for i in range(1, 10**6)
-            if not (path := Path("runs") / (recipe.name if i == 1 else f"{recipe.name}-{i}")).exists()
+            if not (path := Path("runs") / (name if i == 1 else f"{name}-{i}")).exists()
         )
     folder = Path(out)
     if folder.is_file():
@@ -28,26 +30,34 @@ def choose(recipe: Recipe, out: str | Path | None, resume: bool) -> Path:
     return folder
 
 
-def resumed(asked: Recipe, folder: Path) -> Recipe:
-    """The recipe of a run to be resumed; only how it is watched may differ from what is asked now."""
+def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Recipe:
+    """The recipe of the run in a folder, to go on with; only how it is watched may be asked anew.
+
+    Of a recipe given by name, settings that are not named keep the run's values.
+    """
     stored = read_yaml(folder / "recipe.yaml")
+    if isinstance(recipe, str):
+        if recipe != stored.name:
+            raise UserError(
+                f"{folder} was trained with recipe {stored.name!r}, not {recipe!r}; give another --out"
+            )
+        recipe = stored
+    asked = findable(with_changes(recipe, changes))
     kept, wanted = _flat(as_dict(stored)), _flat(as_dict(asked))
-    left_open = {
-        "image_size": 0,
-        "encoder": "auto",
-        "stem": "auto",
-        "batch_size": 0,
-        "sem.simplices": 0,
-        "precision": "auto",
-    }
     for name in sorted(kept.keys() | wanted.keys()):
-        decided_then = name in left_open and wanted.get(name) == left_open[name]
-        if name not in Recipe.WATCHING and not decided_then and kept.get(name) != wanted.get(name):
+        if name not in Recipe.WATCHING and kept.get(name) != wanted.get(name):
             raise UserError(
                 f"{folder} was trained with {name} {kept.get(name)!r}, not {wanted.get(name)!r}; "
                 "resume with the same settings, or give another --out"
             )
-    return with_changes(stored, {name: getattr(asked, name) for name in Recipe.WATCHING})
+    return asked
+
+
+def findable(recipe: Recipe) -> Recipe:
+    """The recipe with its folder of images as an absolute path, so that the run finds it from anywhere."""
+    if recipe.data in datasets.names() or not Path(recipe.data).is_dir():
+        return recipe
+    return dataclasses.replace(recipe, data=str(Path(recipe.data).resolve()))
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
