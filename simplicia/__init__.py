@@ -11,6 +11,8 @@ from simplicia.sem import SimplicialEmbedding, entropy, simplicial
 
 if TYPE_CHECKING:
     from simplicia import bottlenecks, encoders, losses, methods
+    from simplicia.run import load
+    from simplicia.train.loop import pretrain
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,8 +21,10 @@ __all__ = [
     "bottlenecks",
     "encoders",
     "entropy",
+    "load",
     "losses",
     "methods",
+    "pretrain",
     "simplicial",
 ]
 
@@ -34,3 +38,7 @@ def __getattr__(name: str) -> Any:
     if name in _FUNCTIONS:
         return getattr(importlib.import_module(_FUNCTIONS[name]), name)
     raise AttributeError(f"module 'simplicia' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ROOMS, *_FUNCTIONS})

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from simplicia.errors import Diverged, Interrupted, UserError, unknown
-from simplicia.options import Parser, add_settings, positive
+from simplicia.options import Parser, add_settings, positive, target, temperature
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +80,9 @@ def _pretrain(arguments: list[str]) -> None:
     else:
         name, shown = arguments[0], arguments[1:]
     recipe = recipes.get(name)  # before the options: a wrong name is told as such
-    method = next((shown[i + 1] for i, word in enumerate(shown[:-1]) if word == "--method"), recipe.method)
+    first = Parser("pretrain RECIPE", add_help=False)
+    first.add_argument("--method", default=recipe.method)
+    method = first.parse_known_args(shown)[0].method
     parser = Parser("pretrain RECIPE", description="Train a recipe. Any setting of it is an option.")
     parser.add_argument("--out", metavar="FOLDER", help="where the run goes (default: runs/RECIPE)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
@@ -129,7 +131,7 @@ def _measuring(verb: str, description: str) -> Parser:
     parser.add_argument("--network", default="online", help="online or target (default: online)")
     parser.add_argument("--device", default="auto")
     parser.add_argument(
-        "--json", metavar="PATH", help="where the result goes (default: the run's results folder)"
+        "--json", type=target, metavar="PATH", help="where the result goes (default: with the run)"
     )
     return parser
 
@@ -176,7 +178,7 @@ def _knn(arguments: list[str]) -> None:
     parser = _measuring(
         "knn", "Votes of the nearest training images, weighted by cosine (on codes: by overlap)."
     )
-    parser.add_argument("--temperature", type=float, help="of SEM (default: the run's own)")
+    parser.add_argument("--temperature", type=temperature, help="of SEM (default: the run's own)")
     parser.add_argument("--k", type=positive, default=20)
     given = parser.parse(arguments)
     run = load(given.run, given.device)
@@ -202,7 +204,7 @@ def _encode(arguments: list[str]) -> None:
     parser.add_argument("images", metavar="IMAGES", help="a folder of images, or one image")
     parser.add_argument("--out", required=True, metavar="FILE.npz")
     parser.add_argument("--layer", help="encoder, embedder, sem or codes (default: sem if the run has it)")
-    parser.add_argument("--temperature", type=float, help="of SEM (default: the run's own)")
+    parser.add_argument("--temperature", type=temperature, help="of SEM (default: the run's own)")
     parser.add_argument("--network", default="online", help="online or target (default: online)")
     parser.add_argument("--device", default="auto")
     given = parser.parse(arguments)
@@ -240,7 +242,7 @@ def _bench(arguments: list[str]) -> None:
     parser.add_argument("--engines", nargs="+", default=["auto", "eager"], help="(default: auto eager)")
     parser.add_argument("--steps", type=positive, default=100)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", metavar="PATH", help="where the numbers go as well")
+    parser.add_argument("--json", type=target, metavar="PATH", help="where the numbers go as well")
     given = parser.parse(arguments)
     from simplicia.bench import bench_steps
 

@@ -153,6 +153,7 @@ def _from_timm(name: str, pretrained: bool, **options) -> nn.Module:
 
     own_name = name.removeprefix("timm/")
     if not timm.is_model(own_name.split(".")[0]):
-        near = difflib.get_close_matches(own_name, [*names(), *timm.list_models()], n=3, cutoff=0.5)
+        everything = sorted({*names(), *timm.list_models()})
+        near = difflib.get_close_matches(own_name, everything, n=3, cutoff=0.5)
         raise unknown("encoder", name, near or names())
     return _TimmEncoder(timm.create_model(own_name, pretrained=pretrained, num_classes=0, **options))

@@ -21,9 +21,15 @@ def _full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return x.float() if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
 
     @functools.wraps(loss)
-    def wrapped(first: Tensor, *args, **kwargs) -> Tensor:
-        with torch.autocast(first.device.type, enabled=False):
-            return loss(widen(first), *map(widen, args), **{k: widen(v) for k, v in kwargs.items()})
+    def wrapped(*args, **kwargs) -> Tensor:
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if len(tensors) < 2 or tensors[0].shape != tensors[1].shape:
+            given = " and ".join(str(tuple(x.shape)) for x in tensors[:2])
+            raise ValueError(
+                f"{loss.__name__} was given {given or 'no tensors'}; both views have the same (N, D)"
+            )
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            return loss(*map(widen, args), **{k: widen(v) for k, v in kwargs.items()})
 
     return wrapped
 
@@ -83,6 +89,8 @@ def vicreg(z1: Tensor, z2: Tensor, sim: float = 25.0, var: float = 25.0, cov: fl
     + cov * sum_views sum_{i != j} Cov_ij^2 / D
     """
     z1, z2 = gather(z1), gather(z2)
+    if len(z1) < 2:
+        raise ValueError("vicreg was given 1 sample; a variance needs at least 2")
     loss = sim * F.mse_loss(z1, z2)
     for z in (z1, z2):
         centred = z - z.mean(0)
@@ -152,7 +160,7 @@ def dino(
     """
 
     def direction(teacher: Tensor, student: Tensor) -> Tensor:
-        p = torch.softmax((teacher.detach() - center) / teacher_temperature, dim=-1)
+        p = torch.softmax((teacher.detach() - center.detach()) / teacher_temperature, dim=-1)
         return -(p * F.log_softmax(student / student_temperature, dim=-1)).sum(-1).mean()
 
     return average((direction(teacher1, student2) + direction(teacher2, student1)) / 2)

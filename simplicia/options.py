@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import typing
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from simplicia.errors import UserError
@@ -57,6 +58,24 @@ def add_settings(
 
     add(parser.add_argument_group("settings"), settings, "")
     return setters
+
+
+def temperature(word: str) -> float:
+    """A temperature: 0 or above."""
+    try:
+        number = float(word)
+    except ValueError:
+        number = -1
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number from 0 up")
+    return number
+
+
+def target(word: str) -> str:
+    """The path of a file to be written."""
+    if not word or Path(word).is_dir():
+        raise argparse.ArgumentTypeError(f"{word!r} is not the path of a file")
+    return word
 
 
 def positive(word: str) -> int:

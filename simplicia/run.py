@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -144,7 +145,7 @@ def load(path: str | Path, device: str = "auto") -> Run:
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; it must train for a while first")
     tensors, state = checkpoint.read(newest)
-    for key in ("step", "total_steps", "mean", "std"):
+    for key in ("step", "total_steps", "mean", "std", "seconds", "loss"):
         if key not in state:
             raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
     method = recipe.build()
@@ -155,6 +156,10 @@ def load(path: str | Path, device: str = "auto") -> Run:
 
 def as_images(images: Tensor | Sequence[Any], size: int) -> Tensor:
     """What users hold as images, as one uint8 tensor (N, 3, H, W)."""
+    if isinstance(images, str | Path):
+        images = [images]
+    if isinstance(images, np.ndarray):
+        images = torch.as_tensor(images)
     if isinstance(images, Tensor):
         batch = images[None] if images.dim() == 3 else images
         if batch.is_floating_point() and batch.numel() and batch.min() >= 0 and batch.max() <= 1:

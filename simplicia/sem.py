@@ -78,10 +78,10 @@ class SimplicialEmbedding(nn.Module):
 
     def logits(self, h: Tensor) -> Tensor:
         """The normalised embedding before the softmax."""
-        z = self.embedder(h)
-        if isinstance(self.norm, nn.BatchNorm1d) and z.dim() != 2:
-            return self.norm(z.reshape(-1, self.out_features)).view_as(z)
-        return self.norm(z)
+        if h.dim() == 2:
+            return self.norm(self.embedder(h))
+        flat = self.norm(self.embedder(h.reshape(-1, h.shape[-1])))  # a BatchNorm takes (N, D)
+        return flat.view(*h.shape[:-1], self.out_features)
 
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
         temperature = self.temperature if temperature is None else temperature
@@ -108,8 +108,7 @@ class _ScaledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, scale: Temperature) -> Tensor:
-        wide = x.float().mul_(scale) if _is_half(x) else x * scale
-        return torch.softmax(wide, -1).to(x.dtype)
+        return torch.softmax((x.float() if _is_half(x) else x) * scale, -1).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -137,6 +136,8 @@ def _is_half(x: Tensor) -> bool:
 def _groups(x: Tensor, vertices: int) -> Tensor:
     if vertices < 1:
         raise ValueError(f"vertices is {vertices}; a simplex needs at least 1")
+    if not x.is_floating_point():
+        raise ValueError(f"the features are {x.dtype}; they must be floating-point numbers")
     if x.dim() == 0 or x.shape[-1] % vertices:
         size = x.shape[-1] if x.dim() else "no"
         raise ValueError(f"{size} features do not split into simplices of {vertices}; give a multiple")
@@ -164,6 +165,8 @@ def _embedder(kind: str, in_features: int, out_features: int, blocks: int, bias:
         last = _linear(in_features, out_features, blocks, bias)
         return nn.Sequential(hidden, nn.BatchNorm1d(in_features), nn.ReLU(), last)
     if kind == "identity":
+        if blocks != 1:
+            raise ValueError(f"embedder 'identity' has no weights to cut into {blocks} blocks; give blocks=1")
         if in_features != out_features:
             raise ValueError(
                 f"embedder 'identity' keeps {in_features} features, simplices * vertices is {out_features}; "

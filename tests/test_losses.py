@@ -162,3 +162,23 @@ def test_chance_levels():
     queue = torch.ones(4, 100) / 2
     assert losses.info_nce(same, same, queue).item() == pytest.approx(math.log(101), abs=1e-5)
     assert losses.swav(torch.zeros(6, 9), torch.zeros(6, 9)).item() == pytest.approx(math.log(9), abs=1e-5)
+
+
+def test_the_contracts_keyword_names():
+    a, b = torch.randn(2, 6, 5)
+    queue = F.normalize(torch.randn(5, 9), dim=0)
+    z = {"z1": a, "z2": b}
+    assert torch.equal(losses.nt_xent(**z, temperature=0.2), losses.nt_xent(a, b))
+    assert torch.equal(losses.info_nce(query=a, key=b, queue=queue), losses.info_nce(a, b, queue))
+    assert torch.equal(losses.byol(prediction=a, target=b), losses.byol(a, b))
+    assert torch.equal(losses.barlow_twins(**z, lamb=0.0051, scale=0.1), losses.barlow_twins(a, b))
+    assert torch.equal(losses.vicreg(**z, sim=25.0, var=25.0, cov=1.0), losses.vicreg(a, b))
+    assert torch.equal(losses.swav(scores1=a, scores2=b, epsilon=0.05), losses.swav(a, b))
+    names = {"student1": a, "student2": b, "teacher1": b, "teacher2": a, "center": torch.zeros(5)}
+    assert torch.equal(losses.dino(**names), losses.dino(a, b, b, a, torch.zeros(5)))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_views_of_different_size_are_refused(name):
+    with pytest.raises(ValueError, match=r"\(1, 12\)"):
+        CALLS[name]([torch.randn(8, 12), torch.randn(1, 12), torch.randn(8, 12), torch.randn(8, 12)])

@@ -136,10 +136,11 @@ def test_module_is_embed_normalise_softmax(norm, embedder, blocks):
     assert sem.out_features == 20 and "temperature" not in "".join(sem.state_dict())
 
 
+@pytest.mark.parametrize("embedder", ["linear", "mlp"])
 @pytest.mark.parametrize("norm", ["batch", "layer", None])
-@pytest.mark.parametrize("leading", [(), (1,), (7,), (2, 3), (2, 3, 4)])
-def test_any_leading_dimensions(norm, leading):
-    sem = SimplicialEmbedding(8, simplices=3, vertices=4, norm=norm).eval()
+@pytest.mark.parametrize("leading", [(), (1,), (7,), (2, 3), (2, 8), (2, 3, 4)])
+def test_any_leading_dimensions(norm, leading, embedder):
+    sem = SimplicialEmbedding(8, simplices=3, vertices=4, norm=norm, embedder=embedder).eval()
     h = torch.randn(*leading, 8)
     assert sem(h).shape == (*leading, 12) and sem.codes(h).shape == (*leading, 3)
     torch.testing.assert_close(sem(h).view(-1, 12), sem(h.view(-1, 8)))
@@ -213,6 +214,8 @@ def test_exports():
         (lambda: SimplicialEmbedding(8, 4, 4, embedder="conv"), "'conv'"),
         (lambda: SimplicialEmbedding(8, 4, 4, embedder="identity"), "choose them equal"),
         (lambda: entropy(torch.ones(2, 7), 3), "7 features"),
+        (lambda: simplicial(torch.ones(2, 6, dtype=torch.long), 3), "floating-point"),
+        (lambda: SimplicialEmbedding(12, 4, 3, embedder="identity", blocks=2), "blocks=1"),
     ],
 )
 def test_bad_input_is_one_sentence(call, words):

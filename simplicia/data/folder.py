@@ -87,6 +87,8 @@ def load(
 
 def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple[str, str]]]:
     """Every image of a folder, whatever its splits, or one file: images, names, what was skipped."""
+    if path == Path():
+        raise UserError("no folder of images is named; give one ('./' is the current one)")
     if path.is_file():
         files, root, unread = [path], path.parent, []
     elif path.is_dir():

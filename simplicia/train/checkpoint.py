@@ -5,6 +5,7 @@ moment leaves the last good ones. Tensors are copied at once and written by a th
 """
 
 import json
+import math
 import os
 import shutil
 import threading
@@ -35,8 +36,6 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str
         (temporary / STATE).write_text(json.dumps(state, indent=1))
         for name in (TENSORS, STATE):
             _flush(temporary / name)
-        if final.exists():  # the same step again, after a resume that had nothing left to do
-            shutil.rmtree(final)
         os.rename(temporary, final)
         _flush(folder)
     except (OSError, SafetensorError) as error:
@@ -63,8 +62,9 @@ def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         size = (checkpoint / TENSORS).stat().st_size
         if not isinstance(state, dict) or state.get("bytes") != size:
             raise ValueError(f"{TENSORS} has {size} bytes, not what {STATE} says")
+        _check_state(state)
         return load_file(checkpoint / TENSORS), state
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         others = [c.name for c in _complete(checkpoint.parent) if c != checkpoint]
         hint = f"remove it to go back to {others[-1]}" if others else "there is no other to go back to"
         raise UserError(f"checkpoint {checkpoint} is damaged ({error}); {hint}") from error
@@ -129,6 +129,23 @@ class Writer:
             save(self.folder, step, tensors, state)
         except OSError as error:
             self.error = error
+
+
+def _check_state(state: dict[str, Any]) -> None:
+    """Raise a ValueError if the numbers that a run goes on with are not there or make no sense."""
+
+    def number(value: Any, least: float = -math.inf) -> bool:
+        return isinstance(value, int | float) and math.isfinite(value) and value >= least
+
+    if not isinstance(state.get("step"), int) or not 0 <= state["step"] <= state.get("total_steps", math.inf):
+        raise ValueError(f"{STATE} says step {state.get('step')!r} of {state.get('total_steps')!r}")
+    for key in ("seconds", "loss"):
+        if key in state and not number(state[key]):
+            raise ValueError(f"{STATE} says {key} {state[key]!r}")
+    for key, least in (("mean", -math.inf), ("std", 1e-6)):
+        triple = state.get(key, [1, 1, 1])
+        if not isinstance(triple, list) or len(triple) != 3 or not all(number(x, least) for x in triple):
+            raise ValueError(f"{STATE} says {key} {triple!r}")
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ class Log:
     """Appends to ``log.jsonl``; drops the lines after ``step``, which a resumed run will write again."""
 
     def __init__(self, path: Path, step: int, loggers: tuple[str, ...] = (), name: str = ""):
-        kept = [line for line in _lines(path) if line.get("step", 0) <= step]
+        kept = [line for line in _lines(path) if line["step"] <= step]
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.rename(path)
@@ -79,11 +79,13 @@ def duration(seconds: float) -> str:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     lines = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
-            lines.append(json.loads(line))
-        except ValueError:  # the torn last line of a killed process
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # the torn last line of a killed process
             continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
     return lines
 
 

@@ -1,6 +1,7 @@
 """Pre-training, from a recipe to a run's folder: ``pretrain("shapes-byol-sem", epochs=5)``."""
 
 import math
+import shlex
 import signal
 import statistics
 import time
@@ -134,9 +135,11 @@ class Training:
     def go(self) -> None:
         """Train to the end, or until told to stop."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self.fabric.global_rank == 0:
+            if not (self.folder / "recipe.yaml").exists():
+                write_yaml(self.recipe, self.folder / "recipe.yaml")
+            self.lock = place.lock(self.folder)
         self.writer = checkpoint.Writer(self.folder / "checkpoint")
-        if not (self.folder / "recipe.yaml").exists() and self.fabric.global_rank == 0:
-            write_yaml(self.recipe, self.folder / "recipe.yaml")
         self._take_up()
         leader = self.fabric.global_rank == 0
         log = (
@@ -204,7 +207,7 @@ class Training:
             if ending and not last:
                 raise Interrupted(
                     f"stopped at step {self.done} of {total}; go on with: "
-                    f"simplicia pretrain {self.recipe.name} --out {self.folder} --resume",
+                    f"simplicia pretrain {self.recipe.name} --out {shlex.quote(str(self.folder))} --resume",
                     signals.received or signal.SIGTERM,
                 )
 

@@ -14,6 +14,7 @@ from simplicia.data.views import eval_view
 from simplicia.distributed import average
 from simplicia.methods import Method, Output
 from simplicia.neighbours import vote
+from simplicia.sem import SimplicialEmbedding
 
 
 class OnlineProbe:
@@ -36,7 +37,7 @@ class OnlineProbe:
         self.classes = len(train.classes)
         encoder: Any = method.online.encoder
         widths = {"encoder": int(encoder.out_features)}
-        if method.online.bottleneck.out_features != widths["encoder"]:
+        if isinstance(method.online.bottleneck, SimplicialEmbedding):
             widths["sem"] = method.online.bottleneck.out_features
         self.heads = nn.ModuleDict({k: nn.Linear(w, self.classes) for k, w in widths.items()}).to(device)
         self.velocity = {name: torch.zeros_like(p) for name, p in self.heads.named_parameters()}

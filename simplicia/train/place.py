@@ -20,6 +20,8 @@ def choose(name: str, out: str | Path | None, resume: bool) -> Path:
             for i in range(1, 10**6)
             if not (path := Path("runs") / (name if i == 1 else f"{name}-{i}")).exists()
         )
+    if not str(out):
+        raise UserError("out is empty; give a folder")
     folder = Path(out)
     if folder.is_file():
         raise UserError(f"{folder} is a file; --out takes a folder")
@@ -54,10 +56,29 @@ def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Reci
 
 
 def findable(recipe: Recipe) -> Recipe:
-    """The recipe with its folder of images as an absolute path, so that the run finds it from anywhere."""
-    if recipe.data in datasets.names() or not Path(recipe.data).is_dir():
-        return recipe
-    return dataclasses.replace(recipe, data=str(Path(recipe.data).resolve()))
+    """The recipe with absolute paths, so that the run finds its data from anywhere."""
+    if not recipe.data:
+        raise UserError("data is empty; give a folder of images or a data set's name")
+    changes = {}
+    if recipe.data not in datasets.names() and Path(recipe.data).is_dir():
+        changes["data"] = str(Path(recipe.data).resolve())
+    if recipe.data_dir:
+        changes["data_dir"] = str(Path(recipe.data_dir).expanduser().resolve())
+    return dataclasses.replace(recipe, **changes)  # type: ignore[arg-type]
+
+
+def lock(folder: Path) -> Any:
+    """An open file that tells other processes that this run is being trained; closing it ends that."""
+    file = (folder / "recipe.yaml").open()
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # not on Windows
+        pass
+    except OSError:
+        raise UserError(f"{folder} is being trained by another process; give another --out") from None
+    return file
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Settings of a pre-training run: typed, complete, and strict about names."""
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -8,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from simplicia import bottlenecks, encoders, methods
 from simplicia.data.views import ViewSettings
 from simplicia.errors import UserError, unknown
-from simplicia.train.settings import as_dict, from_dict
+from simplicia.train.settings import as_dict, convert, from_dict
 
 
 @dataclass
@@ -91,10 +92,15 @@ class Recipe:
             raise UserError(f"checkpoint_minutes is {self.checkpoint_minutes}; it must be positive")
         if self.bottleneck not in bottlenecks.names():
             raise unknown("bottleneck", self.bottleneck, bottlenecks.names())
-        known = methods.options(self.method)
-        for option in self.options:
-            if option not in known:
-                raise unknown(f"option of method {self.method!r}:", option, known)
+        self._validate_options()
+        for name in ("temperature", "second_temperature"):
+            value = getattr(self.sem, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise UserError(f"sem.{name} is {value}; it must be 0 (one-hot) or positive")
+        if self.stem_padding < 0:
+            raise UserError(f"stem_padding is {self.stem_padding}; it must not be negative")
+        if self.optim.momentum >= 1:
+            raise UserError(f"optim.momentum is {self.optim.momentum}; it must be below 1")
         for logger in self.loggers:
             if logger not in ("tensorboard", "wandb"):
                 raise unknown("logger", logger, ["tensorboard", "wandb"])
@@ -103,17 +109,33 @@ class Recipe:
         except ValueError as error:
             raise UserError(f"views: {error}") from error
 
+    def _validate_options(self) -> None:
+        known = methods.options(self.method)
+        for option, value in self.options.items():
+            if option not in known:
+                raise unknown(f"option of method {self.method!r}:", option, known)
+            name = f"{self.method}.{option}"
+            value = convert(value, type(known[option]), name)
+            epochs = "epochs" in option or option == "queue_start"
+            if isinstance(value, int) and value < (0 if epochs else 1):
+                raise UserError(f"{name} is {value}; it must be at least {0 if epochs else 1}")
+            if ("temperature" in option or option == "epsilon") and not 0 < value < math.inf:
+                raise UserError(f"{name} is {value}; it must be positive")
+            most = 1 if "momentum" in option else math.inf
+            if not 0 <= value <= most or value == math.inf:
+                raise UserError(f"{name} is {value}; it must be a number from 0 to {most}")
+
     def build(self) -> methods.Method:
         """The method with its encoder and bottleneck, freshly initialised."""
         try:
             return self._build()
         except UserError:
             raise
-        except (ValueError, TypeError) as error:
-            raise UserError(str(error)) from error
+        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+            raise UserError(f"this model cannot be built: {' '.join(str(error).split())[:300]}") from error
 
     def _build(self) -> methods.Method:
-        encoder: Any = encoders.create(self.encoder, **self._encoder_options())
+        encoder: Any = self._encoder()
         options: dict[str, Any] = {}
         second = None
         if self.bottleneck != "none":
@@ -123,10 +145,13 @@ class Recipe:
         bottleneck: Any = bottlenecks.create(self.bottleneck, encoder.out_features, **options)
         return methods.create(self.method, encoder, bottleneck, second, **self.options)
 
-    def _encoder_options(self) -> dict[str, Any]:
+    def _encoder(self) -> Any:
         if self.encoder in encoders.names():
-            return {"stem": self.stem, "stem_padding": self.stem_padding}
-        return {"img_size": self.image_size} if self.encoder.removeprefix("timm/").startswith("vit") else {}
+            return encoders.create(self.encoder, self.stem, self.stem_padding)  # type: ignore[arg-type]
+        try:  # transformers are built for a size of image, other models take any
+            return encoders.create(self.encoder, img_size=self.image_size)
+        except TypeError:
+            return encoders.create(self.encoder)
 
 
 def write_yaml(recipe: Recipe, path: Path) -> None:

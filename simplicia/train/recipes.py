@@ -39,7 +39,7 @@ DATA: dict[str, dict[str, Any]] = {
         "epochs": 6,
         "batch_size": 64,
         "sem.simplices": 256,
-        "optim": {"name": "sgd", "lr": 0.5, "weight_decay": 1e-4, "warmup_epochs": 1, "per_epoch": False},
+        "optim": {"name": "sgd", "weight_decay": 1e-4, "warmup_epochs": 1, "per_epoch": False},
         "views": {"brightness": 0.6, "contrast": 0.6, "saturation": 0.8, "hue": 0.5, "jitter": 0.9},
         "views.crop_scale": (0.4, 1.0),
         "log_every": 20,
@@ -93,4 +93,7 @@ def get(name: str) -> Recipe:
     }
     if head == "shapes":
         changes["options"] = SMALL[method]
+        changes["optim.lr"] = (
+            0.05 if method in ("barlow", "vicreg") else 0.5
+        )  # their losses are sums, not means
     return with_changes(Recipe(), changes)

@@ -45,7 +45,7 @@ def with_changes(settings: T, changes: dict[str, Any]) -> T:
         if isinstance(value, dict) and isinstance(target[name], dict) and name != "options":
             for inner, inner_value in value.items():
                 put(target[name], inner, inner_value, f"{path}{name}.")
-        elif name == "options":
+        elif name == "options" and isinstance(value, dict):
             target[name] = {**target[name], **value}
         else:
             target[name] = value
@@ -85,7 +85,9 @@ def convert(value: Any, hint: Any, name: str) -> Any:
             raise UserError(f"{name} is {value!r}; it takes {len(arguments)} values")
         kinds = [arguments[0]] * len(items) if arguments[-1] is Ellipsis else arguments
         return tuple(convert(item, kind, name) for item, kind in zip(items, kinds, strict=True))
-    if origin is dict or hint is Any:
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise UserError(f"{name} is {value!r}; it must be a mapping of settings")
         return value
     return _scalar(value, hint, name)
 

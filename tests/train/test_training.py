@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,39 @@ def test_two_processes_train_as_one_batch(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     run = simplicia.load(tmp_path / "two")
     assert run.finished and run.state["total_steps"] == 6
+
+
+def test_a_run_in_training_is_not_taken_up_by_another(run):
+    from simplicia.train import place
+
+    with place.lock(run.path), pytest.raises(UserError, match="another process"):
+        simplicia.pretrain("byol-sem", out=run.path, resume=True, quiet=True)
+
+
+@pytest.mark.parametrize("line", ["[1, 2]", '{"step": "abc"}', "\udcff", "{"])
+def test_a_damaged_log_does_not_stop_a_good_run(run, line, tmp_path):
+    again = tmp_path / "run"
+    shutil.copytree(run.path, again)
+    with (again / "log.jsonl").open("a", errors="surrogateescape") as log:
+        log.write(line)
+    assert simplicia.pretrain("byol-sem", out=again, resume=True, quiet=True).finished
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": "x"}, {"step": 10**9}, {"seconds": None}, {"mean": [1]}, {"std": [0, 0, 0]}, {"loss": "x"}],
+)
+def test_a_damaged_state_is_told(run, change, tmp_path):
+    again = tmp_path / "run"
+    shutil.copytree(run.path, again)
+    (state,) = again.glob("checkpoint/*/state.json")
+    state.write_text(json.dumps({**json.loads(state.read_text()), **change}))
+    for call in (
+        lambda: simplicia.load(again),
+        lambda: simplicia.pretrain("byol-sem", out=again, resume=True),
+    ):
+        with pytest.raises(UserError, match="is damaged"):
+            call()
 
 
 def test_diverging_stops_and_keeps_the_last_good_checkpoint(folder, tmp_path):
