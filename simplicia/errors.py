@@ -11,8 +11,8 @@ class UserError(ValueError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest ones that do."""
     known = sorted(known)
-    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-    if near and len(known) > 5:
+    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
+    if near:
         hint = "did you mean " + " or ".join(repr(n) for n in near) + "?"
     else:
         hint = f"choose {', '.join(map(repr, known[:20]))}{', …' if len(known) > 20 else ''}"
