@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.distributed import average
-from simplicia.layers import BlockLinear, Prototypes, mlp
+from simplicia.layers import Prototypes, mlp
 from simplicia.methods.base import Bottleneck, Branch, TargetMethod
 from simplicia.sem import Temperature
 
@@ -39,10 +39,8 @@ class DINO(TargetMethod):
     ):
         width, blocks = bottleneck.out_features, bottleneck.blocks
         trunk = mlp(width, hidden, out, layers=3, norm=False, activation=nn.GELU, blocks=blocks)
-        for layer in trunk:
-            if isinstance(layer, nn.Linear | BlockLinear):  # a bias would outweigh what tells samples apart
-                nn.init.trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
+        for p in trunk.parameters():  # a bias would outweigh what tells samples apart
+            nn.init.zeros_(p) if p.ndim == 1 else nn.init.trunc_normal_(p, std=0.02)
         projector = nn.Sequential(trunk, _Normalize(), Prototypes(out, prototypes))
         super().__init__(encoder, bottleneck, projector, second_temperature, momentum, final_momentum)
         self.student_temperature, self.center_momentum = student_temperature, center_momentum
