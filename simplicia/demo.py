@@ -15,6 +15,7 @@ from simplicia.evaluate.features import encoder_features
 from simplicia.evaluate.knn import knn
 from simplicia.evaluate.probe import ProbeSettings, probe
 from simplicia.neighbours import overlap
+from simplicia.provenance import commit, versions
 from simplicia.run import Run, represent
 from simplicia.sem import entropy
 from simplicia.train import recipes
@@ -56,6 +57,12 @@ def demo(out: str | Path = "demo", device: str = "auto", epochs: int | None = No
     for column in ("pre-trained with", "measured on", "temperature", "linear probe", "kNN"):
         table.add_column(column)
     results: dict[str, Any] = {"entropy": nats, "ln_vertices": top, "probes": []}
+    results |= {
+        "epochs": sem.recipe.epochs,
+        "seed": sem.recipe.seed,
+        "commit": commit(),
+        **versions(sem.device),
+    }
     for label, run, layer in (
         ("BYOL", base, "encoder"),
         ("BYOL + SEM", sem, "encoder"),
