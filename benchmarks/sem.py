@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from simplicia import simplicial
-from simplicia.provenance import versions
+from simplicia.provenance import commit, versions
 
 
 def seconds(function, x, grad):
@@ -46,7 +46,7 @@ def main(out: str = "results/bench/sem.json") -> None:
         row |= {f"ratio at {name}": t / median["softmax"] for name, t in median.items() if name != "softmax"}
         rows.append(row)
         print(row)
-    result = {"rows": rows, "threads": torch.get_num_threads(), **versions(device)}
+    result = {"rows": rows, "threads": torch.get_num_threads(), "commit": commit(), **versions(device)}
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     Path(out).write_text(json.dumps(result, indent=1) + "\n")
 

@@ -65,3 +65,11 @@ def test_the_readmes_cifar_numbers_are_the_stored_ones():
             if row is not None:
                 probed = f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}"
                 assert f"| {label} | {layer} | {probed} | {found['train_seconds']:.0f} |" in page
+
+
+def test_the_readme_states_the_earlier_demo_as_stored():
+    import json
+
+    found = json.loads((ROOT / "results/demo/shapes-byol-earlier.json").read_text())["probes"]
+    base, *_, sem = (row["accuracy"] for row in found)
+    assert f"gave {base:.1f} for BYOL's encoder and {sem:.1f} for SEM" in (ROOT / "README.md").read_text()

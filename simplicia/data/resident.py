@@ -26,9 +26,6 @@ class Resident:
         whole = self.order[batch * self.batch_size : (batch + 1) * self.batch_size]
         return whole.chunk(self.world)[self.rank]
 
-    def batch(self, step: int) -> Tensor:
-        return self.images[self.indices(step)]
-
 
 def mix(*numbers: int) -> int:
     """One well-spread 63-bit seed from several small numbers (splitmix64)."""

@@ -61,10 +61,6 @@ def settings(folder, method="byol", **changes):
     }
 
 
-class Stop(Exception):
-    pass
-
-
 def stop_at(monkeypatch, step):
     """Save and stop once a step is done, as a signal would, in this process."""
     original = Step.__call__
@@ -108,15 +104,8 @@ def test_randomness_is_a_function_of_seed_and_step(folder, tmp_path):
     assert torch.equal(a, b) and not torch.equal(a, c)
 
 
-def command(*words, **more):
+def command(*words):
     return [sys.executable, "-m", "simplicia.cli", *map(str, words)]
-
-
-def cli(*words, check=None, **more):
-    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=300, **more)
-    if check is not None:
-        assert done.returncode == check, done.stderr
-    return done
 
 
 def pretrain_command(folder, out, *words):
