@@ -86,3 +86,18 @@ def positive(word: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number above 0")
     return number
+
+
+def measuring(verb: str, description: str) -> Parser:
+    """The options every verb that measures a run has."""
+    parser = Parser(f"{verb} RUN", description=description)
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument("--data", help="a labelled data set or folder (default: the run's own)")
+    parser.add_argument("--data-dir", help="where standard data sets lie (default: as in the run)")
+    parser.add_argument("--layer", help="encoder, embedder, sem or codes (default: sem if the run has it)")
+    parser.add_argument("--network", default="online", help="online or target (default: online)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    parser.add_argument(
+        "--json", type=target, metavar="PATH", help="where the result goes (default: with the run)"
+    )
+    return parser

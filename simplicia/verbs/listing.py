@@ -1,0 +1,53 @@
+"""Verbs that say what there is: recipes, datasets, methods."""
+
+from simplicia.options import Parser
+from simplicia.show import table
+
+
+def recipes(arguments: list[str]) -> None:
+    from simplicia.train import recipes
+
+    parser = Parser("recipes", description="The named recipes; with a name, all settings of one as YAML.")
+    parser.add_argument("name", nargs="?", help="show this recipe")
+    name = parser.parse(arguments).name
+    if name is not None:
+        import yaml
+
+        from simplicia.train.settings import as_dict
+
+        print(yaml.safe_dump(as_dict(recipes.get(name)), sort_keys=False), end="")
+        return
+    rows = []
+    for recipe in map(recipes.get, recipes.names()):
+        data = "your own images" if recipe.data == "auto" else recipe.data
+        taus = (
+            f"{recipe.sem.temperature:g} / {recipe.sem.second_temperature:g}"
+            if recipe.bottleneck == "sem"
+            else "-"
+        )
+        optim = f"{recipe.optim.name} {recipe.optim.lr:g}"
+        rows.append([recipe.name, data, recipe.encoder, str(recipe.epochs), optim, taus])
+    table("recipes", ["name", "data", "encoder", "epochs", "optimiser, lr", "tau / tau'"], rows)
+
+
+def datasets(arguments: list[str]) -> None:
+    Parser("datasets", description="The data sets that have a name.").parse(arguments)
+    rows = [
+        ["shapes", "built in", "figures in 5 superclasses, drawn from a seed, 32 px"],
+        ["digits", "with scikit-learn", "handwritten digits, 10 classes"],
+        ["cifar10", "--data-dir or --download", "10 classes, 32 px"],
+        ["cifar100", "--data-dir or --download", "100 classes in 20 superclasses, 32 px"],
+        ["FOLDER", "your own", "folder/<class>/*, folder/{train,test}/<class>/*, or just images"],
+    ]
+    table("data sets", ["name", "where", "what"], rows)
+
+
+def methods(arguments: list[str]) -> None:
+    from simplicia import methods
+
+    Parser("methods", description="The methods and their options.").parse(arguments)
+    rows = [
+        [name, ", ".join(f"{option} {value}" for option, value in methods.options(name).items())]
+        for name in methods.names()
+    ]
+    table("methods", ["name", "options (as --NAME.OPTION)"], rows)

@@ -1,0 +1,73 @@
+"""Verbs that train: pretrain, demo."""
+
+from simplicia.errors import UserError
+from simplicia.options import Parser, add_settings, positive
+
+
+def pretrain(arguments: list[str]) -> None:
+    from simplicia import methods
+    from simplicia.train import recipes
+    from simplicia.train.loop import pretrain
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        name, shown = "byol-sem", ["--help"]
+    elif arguments[0].startswith("-"):
+        raise UserError(
+            f"pretrain takes a recipe's name first, not {arguments[0]}; simplicia recipes lists them"
+        )
+    else:
+        name, shown = arguments[0], arguments[1:]
+    recipe = recipes.get(name)  # before the options: a wrong name is told as such
+    first = Parser("pretrain RECIPE", add_help=False)
+    first.add_argument("--method", default=recipe.method)
+    method = first.parse_known_args(shown)[0].method
+    parser = Parser("pretrain RECIPE", description="Train a recipe. Any setting of it is an option.")
+    parser.add_argument("--out", metavar="FOLDER", help="where the run goes (default: runs/RECIPE)")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    parser.add_argument("--engine", default="auto", help="auto, eager or captured (default: auto)")
+    parser.add_argument("--processes", type=int, default=1, help="how many processes share the batch")
+    parser.add_argument("--download", action="store_true", help="fetch a standard data set that is not there")
+    parser.add_argument("--dry-run", action="store_true", help="say what would happen, and stop")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    skip = ("name", "options")
+    setters = add_settings(parser, recipe, skip=skip)
+    group = parser.add_argument_group(f"options of {method}")
+    for option, default in methods.options(method).items():
+        flag = f"--{method}.{option.replace('_', '-')}"
+        group.add_argument(
+            flag, type=type(default), metavar=type(default).__name__, help=f"(default: {default})"
+        )
+        setters[f"{method}.{option}"] = f"options.{option}"
+    given = vars(parser.parse(shown))
+    changes = {setting: given[name] for name, setting in setters.items() if given[name] is not None}
+    if "method" in changes:
+        changes = {"options": {}, **changes}
+    run = pretrain(
+        name,
+        out=given["out"],
+        resume=given["resume"],
+        device=given["device"],
+        processes=given["processes"],
+        engine=given["engine"],
+        download=given["download"],
+        quiet=given["quiet"],
+        dry_run=given["dry_run"],
+        **changes,
+    )
+    if run is not None:
+        print(f"{run.path}: {run.step} steps in {run.state['seconds']:.0f} s, loss {run.state['loss']:.4f}")
+        print(f"next: simplicia probe {run.path}")
+
+
+def demo(arguments: list[str]) -> None:
+    parser = Parser(
+        "demo", description="BYOL with and without SEM on the built-in shapes, looked at and measured."
+    )
+    parser.add_argument("--out", default="demo", metavar="FOLDER", help="(default: demo)")
+    parser.add_argument("--epochs", type=positive, help="(default: the recipe's)")
+    parser.add_argument("--device", default="auto")
+    given = parser.parse(arguments)
+    from simplicia.demo import demo
+
+    demo(given.out, given.device, given.epochs)
