@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK = 4096
+CHUNK = 16384  # of one tensor, what a program takes at a time
+BLOCK = 2048  # of a chunk, what is in flight at once
 
 
 @dataclass
@@ -30,9 +31,20 @@ class Slot:
 
 
 class FusedUpdate:
-    """``update()`` moves every slot. Addresses come from tables: gradients may be a captured graph's."""
+    """``update()`` moves every slot. Addresses come from tables: gradients may be a captured graph's.
 
-    def __init__(self, slots: list[Slot], lr: Tensor, momentum: float, eta: float, ema: Tensor | None):
+    ``programs`` bounds how much of the GPU an update takes, for one that runs beside other work.
+    """
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        lr: Tensor,
+        momentum: float,
+        eta: float,
+        ema: Tensor | None,
+        programs: int | None = None,
+    ):
         device = lr.device
         self.slots, self.lr, self.momentum, self.eta = slots, lr, momentum, eta
         self.one = torch.ones((), device=device)
@@ -52,7 +64,13 @@ class FusedUpdate:
         self.pointers = torch.zeros(7, len(slots), dtype=torch.int64, device=device)
         self.half_grad = torch.zeros(len(slots), dtype=torch.int32, device=device)
         # sixteen bytes at a time need sizes (and addresses, which the allocator gives) that allow it
-        self.options = {"CHUNK": CHUNK, "ALIGNED": bool((sizes % 16 == 0).all()), "num_warps": 8}
+        self.options = {
+            "CHUNK": CHUNK,
+            "BLOCK": BLOCK,
+            "ALIGNED": bool((sizes % 16 == 0).all()),
+            "num_warps": 4,
+        }
+        self.programs = min(programs or len(owner), len(owner))
         self.half_velocity = slots[0].velocity.dtype == torch.bfloat16
 
     def find_gradients(self) -> None:
@@ -65,7 +83,7 @@ class FusedUpdate:
         for slot in self.slots:
             grad = slot.source.grad
             assert grad is not None and grad.stride() == slot.weight.stride(), "a gradient lies otherwise"
-            copy = None if slot.source is slot.weight else slot.source
+            copy = slot.source if slot.source.dtype == torch.bfloat16 else None
             rate = self.one if slot.rate is None else slot.rate
             tensors = slot.weight, grad, slot.velocity, slot.target, copy, slot.target_copy, rate
             rows.append([address(t) for t in tensors])
@@ -75,7 +93,7 @@ class FusedUpdate:
 
     def measure_weights(self) -> None:
         """Take the weights' norms, which each update then keeps up to date."""
-        self._launch(_square, self.squares, len(self.slots), len(self.owner), WEIGHTS=True)
+        self._launch(_square, self.squares, WEIGHTS=True)
 
     def rehearse(self) -> None:
         """Compile the kernels by an update that changes nothing."""
@@ -90,46 +108,54 @@ class FusedUpdate:
     def update(self) -> None:
         """One step of all weights, momenta, targets and copies."""
         count, chunks = len(self.slots), len(self.owner)
-        self._launch(_square, self.squares, count, chunks, WEIGHTS=False)
+        self._launch(_square, self.squares, WEIGHTS=False)
         of_slots = self.first, self.decay, self.trusted
         _trust[(count,)](
             self.squares, *of_slots, self.lr, self.ratio, self.eta, chunks, BLOCK=4096, num_warps=16
         )
         changing = self.ratio, self.decay, self.lr, self.ema, self.squares, self.momentum
-        self._launch(_move, *changing, count, HALF_VELOCITY=self.half_velocity)
+        self._launch(_move, *changing, HALF_VELOCITY=self.half_velocity)
 
     def _launch(self, kernel: Any, *arguments: Any, **more: Any) -> None:
         tables = self.pointers, self.half_grad, self.owner, self.place, self.size
-        kernel[(len(self.owner),)](*tables, *arguments, **more, **self.options)
+        sizes = len(self.slots), len(self.owner)
+        kernel[(self.programs,)](*tables, *arguments, *sizes, **more, **self.options)
 
 
 @triton.jit
-def _part(owner, place, size, CHUNK: tl.constexpr, ALIGNED: tl.constexpr):
-    """This program's slot, and its elements of it."""
-    chunk = tl.program_id(0)
+def _span(chunk, owner, place, size, CHUNK: tl.constexpr, ALIGNED: tl.constexpr):
+    """A chunk's slot, and where in it the chunk starts and ends."""
     slot = tl.load(owner + chunk)
-    offsets = tl.load(place + chunk).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
-    end = tl.load(size + slot)
+    start = tl.load(place + chunk).to(tl.int64) * CHUNK
+    end = tl.minimum(tl.load(size + slot), start + CHUNK)
     if ALIGNED:
         end = tl.multiple_of(end, 16)
-    return slot, offsets, offsets < end
+    return slot, start, end
 
 
 @triton.jit
-def _at(address, offsets, kind: tl.constexpr, ALIGNED: tl.constexpr):
-    """Pointers to elements of the tensor at an address."""
+def _at(address, kind: tl.constexpr, ALIGNED: tl.constexpr):
+    """A pointer to the tensor at an address."""
     if ALIGNED:
         address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(kind)) + offsets
+    return address.to(tl.pointer_type(kind))
 
 
 @triton.jit
-def _gradient(pointers, half_grad, slot, offsets, inside, COUNT, ALIGNED: tl.constexpr):
-    address = tl.load(pointers + COUNT + slot)
-    if tl.load(half_grad + slot) == 1:
-        g = tl.load(_at(address, offsets, tl.bfloat16, ALIGNED), mask=inside, other=0.0).to(tl.float32)
+def _end(address, start, end, ALIGNED: tl.constexpr):
+    """Where a chunk ends in a tensor that may not be there."""
+    end = tl.where(address != 0, end, start)
+    if ALIGNED:
+        end = tl.multiple_of(end, 16)
+    return end
+
+
+@triton.jit
+def _gradient(address, half, offsets, inside, ALIGNED: tl.constexpr):
+    if half == 1:
+        g = tl.load(_at(address, tl.bfloat16, ALIGNED) + offsets, mask=inside, other=0.0).to(tl.float32)
     else:
-        g = tl.load(_at(address, offsets, tl.float32, ALIGNED), mask=inside, other=0.0)
+        g = tl.load(_at(address, tl.float32, ALIGNED) + offsets, mask=inside, other=0.0)
     return g
 
 
@@ -145,15 +171,21 @@ def _square(
     CHUNKS,
     WEIGHTS: tl.constexpr,
     CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    slot, offsets, inside = _part(owner, place, size, CHUNK, ALIGNED)
-    if WEIGHTS:
-        p = tl.load(_at(tl.load(pointers + slot), offsets, tl.float32, ALIGNED), mask=inside, other=0.0)
-        tl.store(squares + tl.program_id(0), tl.sum(p * p))
-    else:
-        g = _gradient(pointers, half_grad, slot, offsets, inside, COUNT, ALIGNED)
-        tl.store(squares + CHUNKS + tl.program_id(0), tl.sum(g * g))
+    for chunk in range(tl.program_id(0), CHUNKS, tl.num_programs(0)):
+        slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
+        total = tl.zeros([BLOCK], tl.float32)
+        if WEIGHTS:
+            address, half, row = tl.load(pointers + slot), 0, chunk
+        else:
+            address, half, row = tl.load(pointers + COUNT + slot), tl.load(half_grad + slot), chunk + CHUNKS
+        for at in range(start, end, BLOCK):
+            offsets = at + tl.arange(0, BLOCK)
+            x = _gradient(address, half, offsets, offsets < end, ALIGNED)
+            total += x * x
+        tl.store(squares + row, tl.sum(total))
 
 
 @triton.jit
@@ -187,34 +219,48 @@ def _move(
     squares,
     momentum,
     COUNT,
+    CHUNKS,
     HALF_VELOCITY: tl.constexpr,
     CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    slot, offsets, inside = _part(owner, place, size, CHUNK, ALIGNED)
-    p_at = _at(tl.load(pointers + slot), offsets, tl.float32, ALIGNED)
-    if HALF_VELOCITY:
-        v_at = _at(tl.load(pointers + 2 * COUNT + slot), offsets, tl.bfloat16, ALIGNED)
-    else:
-        v_at = _at(tl.load(pointers + 2 * COUNT + slot), offsets, tl.float32, ALIGNED)
-    p = tl.load(p_at, mask=inside, other=0.0)
-    v = tl.load(v_at, mask=inside, other=0.0).to(tl.float32)
-    g = _gradient(pointers, half_grad, slot, offsets, inside, COUNT, ALIGNED)
-    rate = tl.load(tl.load(pointers + 6 * COUNT + slot).to(tl.pointer_type(tl.float32)))
-    v = momentum * v + rate * tl.load(ratio + slot) * (g + tl.load(decay + slot) * p)
-    p = p - tl.load(lr) * v
-    tl.store(v_at, v.to(v_at.dtype.element_ty), mask=inside)
-    tl.store(p_at, p, mask=inside)
-    tl.store(squares + tl.program_id(0), tl.sum(tl.where(inside, p * p, 0.0)))
-    copy = tl.load(pointers + 4 * COUNT + slot)
-    if copy != 0:
-        tl.store(_at(copy, offsets, tl.bfloat16, ALIGNED), p.to(tl.bfloat16), mask=inside)
-    target = tl.load(pointers + 3 * COUNT + slot)
-    if target != 0:
-        t_at = _at(target, offsets, tl.float32, ALIGNED)
-        t = tl.load(t_at, mask=inside, other=0.0)
-        t = t + (1 - tl.load(ema)) * (p - t)
-        tl.store(t_at, t, mask=inside)
-        target_copy = tl.load(pointers + 5 * COUNT + slot)
-        if target_copy != 0:
-            tl.store(_at(target_copy, offsets, tl.bfloat16, ALIGNED), t.to(tl.bfloat16), mask=inside)
+    rate, follow = tl.load(lr), 1 - tl.load(ema)
+    velocity_kind: tl.constexpr = tl.bfloat16 if HALF_VELOCITY else tl.float32
+    for chunk in range(tl.program_id(0), CHUNKS, tl.num_programs(0)):
+        slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
+        weight = _at(tl.load(pointers + slot), tl.float32, ALIGNED)
+        grad, half = tl.load(pointers + COUNT + slot), tl.load(half_grad + slot)
+        velocity = _at(tl.load(pointers + 2 * COUNT + slot), velocity_kind, ALIGNED)
+        target_address = tl.load(pointers + 3 * COUNT + slot)
+        copy_address = tl.load(pointers + 4 * COUNT + slot)
+        target_copy_address = tl.load(pointers + 5 * COUNT + slot)
+        copy_end = _end(copy_address, start, end, ALIGNED)
+        target_end = _end(target_address, start, end, ALIGNED)
+        target_copy_end = _end(target_copy_address, start, end, ALIGNED)
+        target = _at(target_address, tl.float32, ALIGNED)
+        copy = _at(copy_address, tl.bfloat16, ALIGNED)
+        target_copy = _at(target_copy_address, tl.bfloat16, ALIGNED)
+        share = tl.load(ratio + slot) * tl.load(
+            tl.load(pointers + 6 * COUNT + slot).to(tl.pointer_type(tl.float32))
+        )
+        shrink = tl.load(decay + slot)
+        total = tl.zeros([BLOCK], tl.float32)
+        for at in range(start, end, BLOCK):
+            offsets = at + tl.arange(0, BLOCK)
+            inside = offsets < end
+            followed = offsets < target_end
+            p = tl.load(weight + offsets, mask=inside, other=0.0)  # all loads first: they wait together
+            v = tl.load(velocity + offsets, mask=inside, other=0.0).to(tl.float32)
+            t = tl.load(target + offsets, mask=followed, other=0.0)
+            g = _gradient(grad, half, offsets, inside, ALIGNED)
+            v = momentum * v + share * (g + shrink * p)
+            p = p - rate * v
+            t = t + follow * (p - t)
+            total += tl.where(inside, p * p, 0.0)
+            tl.store(velocity + offsets, v.to(velocity_kind), mask=inside)
+            tl.store(weight + offsets, p, mask=inside)
+            tl.store(copy + offsets, p.to(tl.bfloat16), mask=offsets < copy_end)
+            tl.store(target + offsets, t, mask=followed)
+            tl.store(target_copy + offsets, t.to(tl.bfloat16), mask=offsets < target_copy_end)
+        tl.store(squares + chunk, tl.sum(total))

@@ -1,0 +1,78 @@
+"""The fused update against the plain one: on a GPU as it is, elsewhere in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+COMPARISON = """
+import torch
+from simplicia.train import fused
+from simplicia.train.optim import LARS
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+fused.CHUNK, fused.BLOCK = 64, 32
+torch.manual_seed(0)
+
+def one_bit(half, whole):  # the interpreter cuts where a GPU rounds
+    torch.testing.assert_close(half.float(), whole, rtol=2**-7, atol=1e-6)
+
+def compare(programs, shapes, kept):
+    lr, ema = torch.tensor(0.3, device=device), torch.tensor(0.97, device=device)
+    rate = torch.ones((), device=device)
+    slots, groups, plain, targets = [], [], [], []
+    for i, (shape, copied, trust, followed) in enumerate(shapes):
+        weight = torch.nn.Parameter(torch.randn(shape, device=device) * 0.1)
+        source = weight.detach().bfloat16().requires_grad_() if copied else weight
+        target = torch.randn(shape, device=device) if followed else None
+        twin = torch.nn.Parameter(weight.detach().clone())
+        velocity = torch.zeros(shape, device=device, dtype=kept)
+        copy = target.bfloat16() if copied and followed else None
+        own = rate if i == 0 else None
+        slots.append(fused.Slot(weight.detach(), source, velocity, 0.01, trust, target, copy, own))
+        groups.append({"params": [twin], "weight_decay": 0.01, "trust": trust, "rate": own})
+        plain.append(twin)
+        targets.append(None if target is None else target.clone())
+    optimizer = LARS(groups, lr, dtype=kept)
+    update = fused.FusedUpdate(slots, lr, 0.9, 0.02, ema, programs)
+    close = {} if kept == torch.float32 else {"rtol": 0.02, "atol": 2e-3}
+    for step in range(4):
+        rate.fill_(float(step > 0))
+        for slot, twin in zip(slots, plain):
+            gradient = (torch.randn_like(twin) * 0.1).to(slot.source.dtype)
+            slot.source.grad, twin.grad = gradient, gradient.float()
+        update.find_gradients()
+        if step == 0:
+            update.measure_weights()
+        update.update()
+        optimizer.step()
+        for slot, twin, target in zip(slots, plain, targets):
+            if target is not None:
+                target.lerp_(twin.detach(), 1 - ema)
+                torch.testing.assert_close(slot.target, target, **close)
+                if slot.target_copy is not None:
+                    one_bit(slot.target_copy, slot.target)
+            torch.testing.assert_close(slot.weight, twin.detach(), **close)
+            torch.testing.assert_close(slot.velocity, optimizer.velocity(twin), **close)
+            if slot.source.dtype == torch.bfloat16:
+                one_bit(slot.source.detach(), slot.weight)
+
+for shapes in (
+    [((16, 48), True, True, True), ((64,), False, False, True), ((4, 16), True, True, False)],
+    [((32,), False, True, False), ((64, 16), False, True, True)],
+    [((7, 3), True, True, True), ((5,), False, False, True)],  # sizes that forbid wide loads
+):
+    compare(None, shapes, torch.float32)
+    compare(3, shapes, torch.bfloat16)
+print("equal")
+"""
+
+
+def test_the_fused_update_is_the_optimiser_and_the_moving_average():
+    environment = dict(os.environ) if torch.cuda.is_available() else os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", COMPARISON], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "equal", done.stderr[-2000:]
