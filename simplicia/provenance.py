@@ -1,6 +1,7 @@
 """What a result needs to be believed: versions, device, date and commit."""
 
 import datetime
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -23,7 +24,9 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit the code is at, if it is in a repository."""
+    """The commit the code is at, if it is in a repository; SIMPLICIA_COMMIT says it for a bare copy."""
+    if told := os.environ.get("SIMPLICIA_COMMIT"):
+        return told
     try:
         words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
         return subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

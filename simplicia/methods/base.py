@@ -45,13 +45,15 @@ class Network(nn.Module):
     bits a near-uniform p would be left with a dozen levels.
     """
 
+    encoded: Tensor | None = None  # the encoder's output, where a step computed it beforehand
+
     def __init__(self, encoder: nn.Module, bottleneck: Bottleneck, projector: nn.Module):
         super().__init__()
         self.encoder, self.bottleneck, self.projector = encoder, bottleneck, projector
         self.offset = 1 / bottleneck.vertices if isinstance(bottleneck, SimplicialEmbedding) else 0.0
 
     def forward(self, images: Tensor, temperature: Temperature | None = None) -> Branch:
-        features = self.encoder(images)
+        features = self.encoder(images) if self.encoded is None else self.encoded
         embedding = self.bottleneck(features, temperature)
         centred = embedding - self.offset if self.offset else embedding
         return Branch(features, embedding, self.projector(centred))

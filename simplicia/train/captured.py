@@ -1,9 +1,12 @@
 """The fast step: on one GPU in bf16 everything from the gather to the moving average is one CUDA graph.
 
 Convolutions and linear layers work on 16-bit copies of their weights, which the optimiser writes in the same
-pass as the 32-bit ones; both views go through the networks in one batch, and BatchNorm keeps them apart.
+pass as the 32-bit ones; both views go through the networks in one batch, and BatchNorm keeps them apart. What
+does not wait for each other runs side by side: the target's encoder beside the online one, and the update of
+everything behind the encoder, which is bound by memory, beside the encoder's backward, which is not.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +18,8 @@ from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
 from simplicia.train.step import Step
 
+BESIDE = 48  # programs of an update that runs beside the encoder's backward: a part of the GPU only
+
 
 class CapturedStep(Step):
     """A step that is compiled, captured once, and replayed; captured anew when the method's phase changes."""
@@ -24,11 +29,18 @@ class CapturedStep(Step):
         self.method.joint = True
         normalise_by_view(self.method)
         self.copies = _make_copies(self.method)
-        self.fused = self._fuse()
+        self.target = self.method.target if isinstance(self.method, TargetMethod) else None
+        encoder = {id(p) for p in self.method.online.encoder.parameters()}
+        slots = self._slots()
+        self.head = self._fuse([slot for key, slot in slots.items() if key not in encoder], BESIDE)
+        self.trunk = self._fuse([slot for key, slot in slots.items() if key in encoder])
         self.static_indices = torch.zeros(
             self.data.batch_size, dtype=torch.long, device=self.data.images.device
         )
-        self.forward = torch.compile(self._forward, fullgraph=True, dynamic=False)
+        self.augment, self.encode, self.rest = (
+            _compiled(part) for part in (self._augment, self._encode, self._rest)
+        )
+        self.beside = torch.cuda.Stream()
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
 
     def __call__(self, step: int) -> Output:
@@ -48,15 +60,54 @@ class CapturedStep(Step):
             for module, copy in self.copies.items():
                 copy.copy_(module.weight)  # type: ignore[arg-type]
         if self.graphs:
-            self.fused.measure_weights()
+            self.head.measure_weights()
+            self.trunk.measure_weights()
 
-    def _forward(self, indices: Tensor) -> Output:
+    def _augment(self, indices: Tensor) -> Tensor:
+        """Both views of a batch, one after the other."""
+        views = torch.cat(self.views(self.data.images[indices]))
+        return views.to(torch.bfloat16, memory_format=torch.channels_last)
+
+    def _encode(self, encoder: nn.Module, images: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
-            return self.method(self.views(self.data.images[indices]))
+            return encoder(images)
 
-    def _compute(self) -> Output:
-        output = self.forward(self.static_indices)
+    def _rest(self, features: Tensor, followed: Tensor | None) -> Output:
+        """The method behind its encoders, from their outputs for both views."""
+        self.method.online.encoded = features
+        if self.target is not None:
+            self.target.encoded = followed
+        with torch.autocast("cuda", torch.bfloat16):
+            output = self.method(list(features.chunk(2)))
+        self.method.online.encoded = None
+        if self.target is not None:
+            self.target.encoded = None
+        return output
+
+    def _compute(self, update: bool) -> Output:
+        """One step, its work on two streams; without ``update`` only the gradients."""
+        main, beside = torch.cuda.current_stream(), self.beside
+        images = self.augment(self.static_indices)
+        followed = None
+        if self.target is not None:
+            beside.wait_stream(main)
+            with torch.cuda.stream(beside), torch.no_grad():
+                followed = self.encode(self.target.encoder, images)
+        encoded = self.encode(self.method.online.encoder, images)
+        main.wait_stream(beside)
+        features = encoded.detach().requires_grad_()
+        output = self.rest(features, followed)
         output.loss.backward()
+        beside.wait_stream(main)
+        if update:
+            with torch.cuda.stream(beside):
+                self.head.update()
+        encoded.backward(features.grad)
+        if update:
+            self.trunk.update()
+        main.wait_stream(beside)
+        if update:
+            self.method.after_step()
         return output
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, Output]:
@@ -67,9 +118,10 @@ class CapturedStep(Step):
         with torch.cuda.stream(side):
             for _ in range(3):
                 self._forget_gradients()
-                self._compute()
-            self.fused.find_gradients()
-            self.fused.rehearse()
+                self._compute(update=False)
+            for update in (self.head, self.trunk):
+                update.find_gradients()
+                update.rehearse()
             self._forget_gradients()
         torch.cuda.current_stream().wait_stream(side)
         for name, buffer in self.method.named_buffers():
@@ -79,46 +131,52 @@ class CapturedStep(Step):
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            output = self._compute()
-            self.fused.update()
-            self.method.after_step()
-        self.fused.find_gradients()
-        self.fused.measure_weights()
+            output = self._compute(update=True)
+        for update in (self.head, self.trunk):
+            update.find_gradients()
+            update.measure_weights()
         return graph, output
 
     def _forget_gradients(self) -> None:
-        for slot in self.fused.slots:
+        for slot in (*self.head.slots, *self.trunk.slots):
             slot.source.grad = None
 
-    def _fuse(self) -> Any:
-        from simplicia.train.fused import FusedUpdate, Slot
+    def _slots(self) -> dict[int, Any]:
+        """What moves with each weight, by the weight's id."""
+        from simplicia.train.fused import Slot
 
         copies = {id(module.weight): copy for module, copy in self.copies.items()}
         targets: dict[int, Tensor] = {}
-        ema = None
         if isinstance(self.method, TargetMethod):
             pairs = zip(self.method.online.parameters(), self.method.target.parameters(), strict=True)
             targets = {id(online): target for online, target in pairs}
-            ema = self.method.momentum
             self.method.follow = False  # the fused update moves the target
-        slots = []
+        slots = {}
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 target = targets.get(id(p))
-                slots.append(
-                    Slot(
-                        weight=p.detach(),
-                        source=copies.get(id(p), p),
-                        velocity=self.optimizer.velocity(p),
-                        decay=group["weight_decay"],
-                        trust=group["trust"],
-                        target=None if target is None else target.detach(),
-                        target_copy=None if target is None else copies.get(id(target)),
-                        rate=group["rate"],
-                    )
+                slots[id(p)] = Slot(
+                    weight=p.detach(),
+                    source=copies.get(id(p), p),
+                    velocity=self.optimizer.velocity(p),
+                    decay=group["weight_decay"],
+                    trust=group["trust"],
+                    target=None if target is None else target.detach(),
+                    target_copy=None if target is None else copies.get(id(target)),
+                    rate=group["rate"],
                 )
+        return slots
+
+    def _fuse(self, slots: list[Any], programs: int | None = None) -> Any:
+        from simplicia.train.fused import FusedUpdate
+
         settings = self.recipe.optim
-        return FusedUpdate(slots, self.lr, settings.momentum, settings.eta, ema)
+        ema = self.method.momentum if isinstance(self.method, TargetMethod) else None
+        return FusedUpdate(slots, self.lr, settings.momentum, settings.eta, ema, programs)
+
+
+def _compiled(part: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(part, fullgraph=True, dynamic=False)
 
 
 class _Copied:
@@ -131,7 +189,20 @@ class _CopiedConv2d(_Copied, nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
+        if self.in_channels <= 4 and self.kernel_size == (3, 3) and self.stride == (1, 1):
+            return self._as_product(x)
         return self._conv_forward(x, self.copy, self.bias)
+
+    def _as_product(self, x: Tensor) -> Tensor:
+        """The convolution as one product of patches: three channels leave a convolution's units idle."""
+        p = int(self.padding[0])
+        x = F.pad(x.to(self.copy.dtype).permute(0, 2, 3, 1), (0, 0, p, p, p, p))
+        height, width = x.shape[1] - 2, x.shape[2] - 2
+        shifts = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+        weight = self.copy.permute(0, 2, 3, 1).flatten(1)
+        spare = -weight.shape[1] % 16
+        y = F.linear(F.pad(torch.cat(shifts, -1), (0, spare)), F.pad(weight, (0, spare)), self.bias)
+        return y.permute(0, 3, 1, 2)
 
 
 class _CopiedLinear(_Copied, nn.Linear):

@@ -1,23 +1,38 @@
 """The verb that measures speed: bench."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 from simplicia.options import Parser, positive, target
 from simplicia.show import table
 
 
 def bench(arguments: list[str]) -> None:
-    parser = Parser("bench step", description="The whole step of recipes, on random images of CIFAR's shape.")
-    parser.add_argument("what", choices=["step"])
+    parser = Parser("bench", description="How fast the parts are, as a table and as JSON.")
+    parser.add_argument("what", choices=["step", "views", "probe", "sem"])
     parser.add_argument(
-        "recipes", nargs="*", default=["cifar100-byol", "cifar100-byol-sem"], metavar="RECIPE"
+        "recipes", nargs="*", metavar="RECIPE", help="for step (default: CIFAR's two of BYOL)"
     )
-    parser.add_argument("--engines", nargs="+", default=["auto", "eager"], help="(default: auto eager)")
-    parser.add_argument("--steps", type=positive, default=100)
+    parser.add_argument(
+        "--engines", nargs="+", default=["auto", "eager"], help="for step (default: auto eager)"
+    )
+    parser.add_argument("--steps", type=positive, default=100, help="for step (default: 100)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=target, metavar="PATH", help="where the numbers go as well")
     given = parser.parse(arguments)
+    if given.recipes and given.what != "step":
+        parser.error(f"bench {given.what} takes no recipe, but was given {given.recipes[0]!r}")
+    rows = {"step": _step, "views": _views, "probe": _probe, "sem": _sem}[given.what](given)
+    if given.json is not None:
+        Path(given.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _step(given: Any) -> list[dict[str, Any]]:
     from simplicia.bench import bench_steps
 
-    found = bench_steps(given.recipes, given.engines, given.steps, given.device, given.json)
+    recipes = given.recipes or ["cifar100-byol", "cifar100-byol-sem"]
+    found = bench_steps(recipes, given.engines, given.steps, given.device, given.json)
     rows = [
         [
             row["recipe"],
@@ -26,8 +41,47 @@ def bench(arguments: list[str]) -> None:
             f"{row['images_per_s']:,.0f}",
             "-" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}",
             f"{row['startup_s']:.0f}",
+            "-" if row["speedup_over_eager"] is None else f"{row['speedup_over_eager']:.2f}",
+            ", ".join(f"{part} {ms:.2f}" for part, ms in row["ms_of"].items()) or "-",
         ]
         for row in found
     ]
-    title = f"steps on {found[0]['device']}, torch {found[0]['torch']}"
-    table(title, ["recipe", "engine", "ms per step", "images/s", "peak GiB", "start-up s"], rows)
+    columns = ["recipe", "engine", "ms per step", "images/s", "peak GiB", "start-up s", "x eager", "ms of"]
+    table(f"steps on {found[0]['device']}, torch {found[0]['torch']}", columns, rows)
+    return found
+
+
+def _views(given: Any) -> list[dict[str, Any]]:
+    from simplicia.bench import bench_views
+
+    found = bench_views(given.device)
+    rows = [
+        [
+            str(r["batch"]),
+            str(r["size"]),
+            r["views"],
+            f"{r['ms_per_view']:.3f}",
+            f"{r['speedup_over_eager']:.1f}",
+        ]
+        for r in found
+    ]
+    columns = ["batch", "size", "views", "ms per view", "x eager"]
+    table(f"views on {found[0]['device']}, torch {found[0]['torch']}", columns, rows)
+    return found
+
+
+def _sem(given: Any) -> list[dict[str, Any]]:
+    from simplicia.bench import bench_sem
+
+    found = bench_sem(given.device)
+    shape, numbers = (
+        ("batch", "simplices", "vertices"),
+        ("softmax_ms", "ratio at temperature 1", "ratio at temperature 0.5"),
+    )
+    rows = [[*(str(r[k]) for k in shape), *(f"{r[k]:.2f}" for k in numbers)] for r in found]
+    table(f"softmax and simplicial on {found[0]['device']}", [*shape, *numbers], rows)
+    return found
+
+
+def _probe(given: Any) -> list[dict[str, Any]]:
+    raise NotImplementedError

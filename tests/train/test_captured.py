@@ -11,6 +11,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.views import normalise
 from simplicia.layers import normalise_by_view
 from simplicia.train import devices, recipes
+from simplicia.train.captured import CapturedStep, _CopiedConv2d
 from simplicia.train.fit import fit
 from simplicia.train.loop import Training
 from simplicia.train.settings import with_changes
@@ -45,6 +46,50 @@ def test_views_in_one_batch_are_views_one_by_one(name):
             assert (p.grad - q.grad).abs().max() < 1e-4 * scale, key
     for (key, a), b in zip(apart.state_dict().items(), joint.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_a_step_in_its_parts_is_the_whole(name):
+    """The captured step calls encoders and the rest apart; compiled so, it is the same."""
+    torch.manual_seed(0)
+    encoder = encoders.create("tiny")
+    sem = bottlenecks.create("sem", encoder.out_features, simplices=16, vertices=5, temperature=0.5)
+    queue = {"queue": 64} if name in ("moco", "swav") else {}
+    whole = methods.create(name, encoder, sem, second_temperature=0.7, hidden=64, **queue)
+    whole.joint = True
+    normalise_by_view(whole)
+    parts = copy.deepcopy(whole)
+    views = [torch.randn(8, 3, 32, 32) for _ in range(2)]
+    expected = whole(views)
+    expected.loss.backward()
+
+    step = CapturedStep.__new__(CapturedStep)  # its setup needs a GPU
+    step.method, step.target = parts, getattr(parts, "target", None)
+    encoded = parts.online.encoder(torch.cat(views))
+    with torch.no_grad():
+        followed = None if step.target is None else step.target.encoder(torch.cat(views))
+    features = encoded.detach().requires_grad_()
+    output = torch.compile(step._rest, backend="aot_eager", fullgraph=True)(features, followed)
+    output.loss.backward()
+    encoded.backward(features.grad)
+    torch.testing.assert_close(output.loss, expected.loss)
+    assert parts.online.encoded is None
+    for (key, p), q in zip(whole.named_parameters(), parts.named_parameters(), strict=True):
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad, q[1].grad, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_a_stem_as_a_product_of_patches_is_the_convolution():
+    for padding in (1, 2):
+        plain = torch.nn.Conv2d(3, 16, 3, 1, padding, bias=False).to(memory_format=torch.channels_last)
+        layer = copy.deepcopy(plain)
+        layer.__class__, layer.copy = _CopiedConv2d, layer.weight
+        x = torch.randn(2, 3, 8, 10)
+        for a, b in zip(
+            *(torch.autograd.grad(m(x).square().sum(), m.weight) for m in (plain, layer)), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(plain(x), layer(x))
 
 
 def training(name, engine, fixed_views=True, **changes):

@@ -1,4 +1,4 @@
-"""How fast a step is: ms per step, images per second and peak memory, beside the eager step."""
+"""How fast a step is: ms per step, images per second, peak memory and the share of each part."""
 
 import gc
 import json
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from simplicia.bench.kernels import kernels, parts
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.provenance import commit, versions
@@ -52,6 +53,7 @@ def bench_step(
         output.loss.item()
         rounds.append((time.perf_counter() - start) / (steps // 5))
     seconds = statistics.median(rounds)
+    shares = parts(kernels(lambda: training.step(steps))) if on_gpu else {}
     return {
         "recipe": name,
         "engine": type(training.step).__name__,
@@ -62,19 +64,32 @@ def bench_step(
         "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         "batch_size": recipe.batch_size,
         "startup_s": startup,
+        "ms_of": shares,
+        "changes": changes,
         "commit": commit(),
         **versions(fabric.device),
     }
 
 
 def bench_steps(
-    names: list[str], engines: list[str], steps: int, device: str, path: str | None = None
+    names: list[str],
+    engines: list[str],
+    steps: int = 100,
+    device: str = "auto",
+    path: str | None = None,
+    **changes: Any,
 ) -> list[dict[str, Any]]:
     """Several recipes with several engines, one after the other; written to ``path`` as they come."""
-    found = []
+    found: list[dict[str, Any]] = []
+    if devices.choose(device).type != "cuda":
+        engines = ["eager"]  # which is what "auto" is there
     for name in names:
-        for engine in engines:
-            found.append(bench_step(name, engine, steps, device))
+        eager = None
+        for engine in sorted(engines, key=lambda engine: engine != "eager"):  # what others are compared with
+            row = bench_step(name, engine, steps, device, **changes)
+            eager = row["ms_per_step"] if row["engine"] == "Step" else eager
+            row["speedup_over_eager"] = None if eager is None else eager / row["ms_per_step"]
+            found.append(row)
             torch.compiler.reset()
             gc.collect()
             if torch.cuda.is_available():

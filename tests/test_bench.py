@@ -1,0 +1,46 @@
+"""The benchmarks run and say what they measured; how long things take is never asserted."""
+
+import json
+
+from simplicia import cli
+from simplicia.bench import bench_sem, bench_views
+from simplicia.bench.kernels import parts
+
+BELIEVED = {"device", "torch", "commit", "date"}
+
+
+def test_bench_step_writes_what_its_table_shows(tmp_path, capsys):
+    path = tmp_path / "step.json"
+    words = ["bench", "step", "shapes-simclr", "--steps", "5", "--device", "cpu", "--json", str(path)]
+    assert cli.main(words) == 0
+    (row,) = json.loads(path.read_text())
+    assert row.keys() >= BELIEVED | {"recipe", "ms_per_step", "images_per_s", "peak_gib", "batch_size"}
+    assert (
+        row["speedup_over_eager"] == 1 and row["images_per_s"] == 1e3 * row["batch_size"] / row["ms_per_step"]
+    )
+    assert f"{row['ms_per_step']:.2f}" in capsys.readouterr().out
+
+
+def test_bench_views_and_sem_say_what_they_measured():
+    (views,) = bench_views("cpu", rounds=1, shapes=((4, 16),))
+    assert views.keys() >= BELIEVED and views["ms_per_view"] > 0
+    rows = bench_sem("cpu", rounds=1)
+    assert len(rows) == 4 and all(row.keys() >= BELIEVED and row["softmax_ms"] > 0 for row in rows)
+
+
+def test_bench_refuses_a_recipe_where_there_is_none(capsys):
+    assert cli.main(["bench", "sem", "shapes-byol"]) == 2
+    assert "takes no recipe" in capsys.readouterr().err
+
+
+def test_kernels_are_told_apart_by_kind():
+    names = {
+        "_move": "update",
+        "sm90_xmma_wgrad_indexed_implicit_gemm_bf16bf16": "convolutions",
+        "nvjet_sm90_tst_128x128_64x6": "matrix products",
+        "triton_red_fused_mean": "reductions",
+        "triton_poi_fused_relu": "elementwise",
+        "Memset (Unknown)": "other",
+    }
+    found = parts([{"kernel": name, "ms": 2.0**i} for i, name in enumerate(names)])
+    assert [found[kind] for kind in names.values()] == [2.0**i for i in range(len(names))]
