@@ -7,10 +7,10 @@ as torchvision does, so weights travel both ways.
 import difflib
 from typing import Any, Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simplicia.errors import UserError, unknown
+from simplicia.layers import activate
 
 _RESNETS: dict[str, dict] = {
     "resnet18": {"bottleneck": False, "depths": (2, 2, 2, 2), "width": 64},
@@ -87,7 +87,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(activate(self.bn1, self.conv1(x)))
         for i in range(self.stages):
             x = getattr(self, f"layer{i + 1}")(x)
         return x.mean((2, 3))
@@ -105,9 +105,9 @@ class _BasicBlock(nn.Module):
         self.downsample = _shortcut(channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+        y = activate(self.bn1, self.conv1(x))
+        residual = x if self.downsample is None else self.downsample(x)
+        return activate(self.bn2, self.conv2(y), residual)
 
 
 class _BottleneckBlock(nn.Module):
@@ -124,10 +124,10 @@ class _BottleneckBlock(nn.Module):
         self.downsample = _shortcut(channels, width * 4, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        y = F.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+        y = activate(self.bn1, self.conv1(x))
+        y = activate(self.bn2, self.conv2(y))
+        residual = x if self.downsample is None else self.downsample(x)
+        return activate(self.bn3, self.conv3(y), residual)
 
 
 def _shortcut(channels: int, out: int, stride: int) -> nn.Module | None:

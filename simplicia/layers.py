@@ -70,6 +70,15 @@ def mlp(
     return nn.Sequential(*modules, nn.Linear(width, out_features))
 
 
+def activate(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """ReLU of a normalised x, plus a residual; in one go by a norm that knows how (``activated``)."""
+    in_one = getattr(norm, "activated", None)
+    if in_one is not None:
+        return in_one(x, residual)
+    y = norm(x)
+    return F.relu(y if residual is None else y + residual)
+
+
 class Prototypes(nn.Module):
     """Scores against learned unit vectors: a weight-normalised linear layer with its gain fixed at 1."""
 

@@ -1,0 +1,351 @@
+"""BatchNorm per view in few passes over memory: Triton kernels for the captured step.
+
+A channels-last map or a batch of vectors is a matrix of rows and channels, view after view. Maps are tall: sums
+are taken in parts, settled by a second small launch, applied by a third. Vectors are few: one program takes whole
+columns. Sums are float32 and in a fixed order, so results repeat bit for bit. Backward reads x and the gradient:
+a ReLU's mask (unless a residual was added) and a simplex's probabilities come from x again.
+"""
+
+import os
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor, nn
+
+from simplicia.layers import ByView1d, ByView2d
+from simplicia.methods.base import Branch, Network
+from simplicia.sem import SimplicialEmbedding, Temperature
+from simplicia.train import norm_kernels as kernels
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the same kernels on a CPU, slowly
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TILE = 4096  # elements a program has in hand at once
+PROGRAMS = 264  # of a sum over a map: two for each multiprocessor of an H100 or H200
+
+
+def fuse(module: nn.Module) -> None:
+    """Make every BatchNorm of a module work by view and by these kernels, in place; names and weights stay.
+
+    The ReLU after a BatchNorm joins it, and so does the softmax of a network's simplicial embedding.
+    """
+    kinds: dict[type, type] = {nn.BatchNorm1d: _Fused1d, nn.BatchNorm2d: _Fused2d}
+    for part in module.modules():
+        if type(part) in kinds:
+            part.__class__ = kinds[type(part)]
+    for part in module.modules():
+        if type(part) is nn.Sequential:
+            for norm, after in pairwise(part):
+                if isinstance(norm, _Fused) and type(after) is nn.ReLU:
+                    norm.relu, after.__class__ = True, nn.Identity  # type: ignore[assignment]
+        if type(part) is Network:
+            sem = part.bottleneck
+            if type(sem) is SimplicialEmbedding and isinstance(sem.norm, _Fused1d):
+                part.__class__, sem.__class__ = _FusedNetwork, _FusedSimplicial
+
+
+class _Fused:
+    """BatchNorm by view with ReLU and residual in the same pass; plain where the kernels do not fit."""
+
+    relu = False  # True where the ReLU that followed was taken in
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if self.relu:
+            return self.activated(x)
+        if not (self.training and fits(x)):
+            return super().forward(x)  # type: ignore[misc]
+        return normalise(x, self.weight, self.bias, self.statistics(x), None, False)
+
+    def activated(self: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """ReLU(normalised x + residual)."""
+        if not (self.training and fits(x, residual)):
+            y = super().forward(x)  # type: ignore[misc]
+            return F.relu(y if residual is None else y + residual)
+        return normalise(x, self.weight, self.bias, self.statistics(x), residual, True)
+
+    def statistics(self: Any, x: Tensor) -> Tensor:
+        """The table that ``normalise`` takes; moves the running statistics."""
+        running = self.running_mean, self.running_var, self.num_batches_tracked
+        given = x.detach(), self.weight.detach(), self.bias.detach(), *running
+        return view_statistics(*given, self.views, self.eps, self.momentum)
+
+
+class _Fused1d(_Fused, ByView1d):
+    pass
+
+
+class _Fused2d(_Fused, ByView2d):
+    pass
+
+
+class _FusedSimplicial(SimplicialEmbedding):
+    def centred(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
+        """The simplices less 1/V, in the embedder's precision."""
+        temperature = self.temperature if temperature is None else temperature
+        x = self.embedder(h)
+        norm: Any = self.norm
+        inverse, scale = None, 1.0
+        if isinstance(temperature, Tensor):
+            simple = temperature.dim() == 0 or temperature.shape == (len(x), 1, 1)
+            simple = simple and not temperature.requires_grad
+            inverse = (1 / temperature).float().flatten()
+        else:
+            simple = temperature >= 1e-4
+            scale = 1 / temperature if simple else 0.0
+        if not (simple and fits(x)):
+            return self(h, temperature) - 1 / self.vertices
+        given = x, norm.weight, norm.bias, norm.statistics(x)
+        return batch_simplicial(*given, inverse, scale, self.vertices)[0]
+
+
+class _FusedNetwork(Network):
+    def forward(self, images: Tensor, temperature: Temperature | None = None) -> Branch:
+        if not self.training:
+            return super().forward(images, temperature)
+        features = self.encoder(images)
+        sem: Any = self.bottleneck
+        centred = sem.centred(features, temperature)
+        return Branch(features, centred.float() + self.offset, self.projector(centred))
+
+
+def fits(x: Tensor, residual: Tensor | None = None) -> bool:
+    """Whether the kernels can read these tensors: rows of channels, and a residual that lies the same way."""
+    if not (x.is_cuda or INTERPRETED) or x.dtype not in DTYPES or x.dim() not in (2, 4):
+        return False
+    alike = residual is None or (
+        residual.dtype == x.dtype and residual.shape == x.shape and residual.stride() == x.stride()
+    )
+    return alike and x.is_contiguous(memory_format=_layout(x))
+
+
+@torch.library.custom_op("simplicia::view_statistics", mutates_args=("mean", "variance", "batches"))
+def view_statistics(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    batches: Tensor,
+    views: int,
+    eps: float,
+    momentum: float,
+) -> Tensor:
+    """Scale, shift, mean and 1/deviation of each view and channel; moves the running mean and variance."""
+    channels, rows = x.shape[1], _rows(x, views)
+    statistics = x.new_empty(4, views, channels, dtype=torch.float32)
+    running = weight, bias, mean, variance, batches, statistics, rows, eps, momentum
+    if x.dim() == 2:
+        tile = _column_tile(rows, channels)
+        kernels.column_statistics[(triton.cdiv(channels, tile["B"]),)](
+            x, *running, VIEWS=views, C=channels, **tile
+        )
+        return statistics
+    tile, parts, chunk = _map_parts(rows, channels, views)
+    partial = x.new_empty(views, 2, parts, channels, dtype=torch.float32)
+    kernels.sums[parts, triton.cdiv(channels, tile["B"]), views](x, partial, rows, chunk, C=channels, **tile)
+    few = {"P": triton.next_power_of_2(parts), "B": 16}
+    kernels.settle[(triton.cdiv(channels, 16),)](partial, parts, *running, VIEWS=views, C=channels, **few)
+    return statistics
+
+
+@torch.library.custom_op("simplicia::normalise", mutates_args=())
+def normalise(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    statistics: Tensor,
+    residual: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    """x * scale + shift (+ residual) (and ReLU). The gradient is BatchNorm's: the statistics come from x."""
+    views, channels = statistics.shape[1:]
+    rows, y = _rows(x, views), torch.empty_like(x)
+    tile = _map_tile(channels)
+    grid = triton.cdiv(rows, tile["R"]), triton.cdiv(channels, tile["B"]), views
+    kind = {"RELU": relu, "RESIDUAL": residual is not None}
+    kernels.apply[grid](
+        x, x if residual is None else residual, statistics, y, rows, C=channels, **kind, **tile
+    )
+    return y
+
+
+@torch.library.custom_op("simplicia::normalise_backward", mutates_args=())
+def normalise_backward(
+    grad: Tensor, x: Tensor, y: Tensor | None, statistics: Tensor, relu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, weight, bias and residual; ``y`` is given where a residual was added."""
+    views, channels = statistics.shape[1:]
+    rows, dx = _rows(x, views), torch.empty_like(x)
+    weights = statistics.new_empty(channels), statistics.new_empty(channels)  # of weight and bias
+    dresidual = torch.empty_like(x) if y is not None else x.new_empty(0)
+    kind = {"RELU": relu, "C": channels}
+    if x.dim() == 2:
+        tile = _column_tile(rows, channels)
+        nothing = x, x, 1.0
+        kind |= {"VIEWS": views, "V": 0, "PAD": 1, "PER_ROW": 0}
+        kernels.column_backward[(triton.cdiv(channels, tile["B"]),)](
+            grad, x, *nothing, statistics, dx, *weights, rows, **kind, **tile
+        )
+        return dx, *weights, dresidual
+    kind["RESIDUAL"] = y is not None
+    tile, parts, chunk = _map_parts(rows, channels, views)
+    partial = statistics.new_empty(views, 2, parts, channels)
+    blocks = triton.cdiv(channels, tile["B"])
+    given = grad, x, x if y is None else y
+    kernels.gradient_sums[parts, blocks, views](
+        *given, statistics, partial, dresidual, rows, chunk, **kind, **tile
+    )
+    factors = torch.empty_like(statistics[:3])
+    few = {"P": triton.next_power_of_2(parts), "B": 16}
+    kernels.gradient_settle[(triton.cdiv(channels, 16),)](
+        partial, parts, statistics, factors, *weights, rows, VIEWS=views, C=channels, **few
+    )
+    grid = triton.cdiv(rows, tile["R"]), blocks, views
+    masked = grad if y is None else dresidual
+    kernels.gradient_apply[grid](masked, x, statistics, factors, dx, rows, **kind, **tile)
+    return dx, *weights, dresidual
+
+
+@torch.library.custom_op("simplicia::batch_simplicial", mutates_args=())
+def batch_simplicial(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    statistics: Tensor,
+    inverse: Tensor | None,
+    scale: float,
+    vertices: int,
+) -> tuple[Tensor, Tensor]:
+    """softmax(normalised x * scale) - 1/V for each simplex, computed in float32, and its log-normaliser.
+
+    ``inverse`` (one element, or one per row) multiplies the scale. Less its mean 1/V a near-uniform simplex
+    keeps its differences in 16 bits; adding 1/V gives the probabilities back.
+    """
+    views, channels = statistics.shape[1:]
+    rows, centred, normaliser = _rows(x, views), torch.empty_like(x), _one_per_simplex(x, vertices)
+    tile = _simplex_tile(vertices)
+    grid = triton.cdiv(rows, tile["R"]), triton.cdiv(channels // vertices, tile["B"] // tile["PAD"]), views
+    kind = {"C": channels, "V": vertices, "PER_ROW": _per_row(inverse)}
+    kernels.simplicial[grid](
+        x, x if inverse is None else inverse, scale, statistics, centred, normaliser, rows, **kind, **tile
+    )
+    return centred, normaliser
+
+
+@torch.library.custom_op("simplicia::batch_simplicial_backward", mutates_args=())
+def batch_simplicial_backward(
+    grad: Tensor,
+    x: Tensor,
+    normaliser: Tensor,
+    statistics: Tensor,
+    inverse: Tensor | None,
+    scale: float,
+    vertices: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias."""
+    views, channels = statistics.shape[1:]
+    rows, dx = _rows(x, views), torch.empty_like(x)
+    weights = statistics.new_empty(channels), statistics.new_empty(channels)
+    tile = _simplex_tile(vertices)
+    grid = (triton.cdiv(channels // vertices, tile["B"] // tile["PAD"]),)
+    given = grad, x, normaliser, x if inverse is None else inverse, scale
+    kind = {"RELU": False, "C": channels, "VIEWS": views, "V": vertices, "PER_ROW": _per_row(inverse)}
+    kernels.column_backward[grid](*given, statistics, dx, *weights, rows, **kind, **tile)
+    return dx, *weights
+
+
+@view_statistics.register_fake
+def _(x, weight, bias, mean, variance, batches, views, eps, momentum):
+    return x.new_empty(4, views, x.shape[1], dtype=torch.float32)
+
+
+@normalise.register_fake
+def _(x, weight, bias, statistics, residual, relu):
+    return torch.empty_like(x)
+
+
+@normalise_backward.register_fake
+def _(grad, x, y, statistics, relu):
+    weights = statistics.new_empty(x.shape[1]), statistics.new_empty(x.shape[1])
+    return torch.empty_like(x), *weights, x.new_empty(0) if y is None else torch.empty_like(x)
+
+
+@batch_simplicial.register_fake
+def _(x, weight, bias, statistics, inverse, scale, vertices):
+    return torch.empty_like(x), _one_per_simplex(x, vertices)
+
+
+@batch_simplicial_backward.register_fake
+def _(grad, x, normaliser, statistics, inverse, scale, vertices):
+    return torch.empty_like(x), statistics.new_empty(x.shape[1]), statistics.new_empty(x.shape[1])
+
+
+def _keep_normalise(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, _, _, statistics, residual, ctx.relu = inputs
+    ctx.save_for_backward(x, statistics, None if residual is None else output)
+
+
+def _normalise_gradients(ctx: Any, grad: Tensor) -> tuple:
+    x, statistics, y = ctx.saved_tensors
+    grad = grad.contiguous(memory_format=_layout(x))
+    dx, dweight, dbias, dresidual = normalise_backward(grad, x, y, statistics, ctx.relu)
+    return dx, dweight, dbias, None, None if y is None else dresidual, None
+
+
+def _keep_simplicial(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    x, _, _, statistics, inverse, ctx.scale, ctx.vertices = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, output[1], statistics, inverse)
+
+
+def _simplicial_gradients(ctx: Any, grad: Tensor, _: Any) -> tuple:
+    given = grad.contiguous(), *ctx.saved_tensors, ctx.scale, ctx.vertices
+    return *batch_simplicial_backward(*given), None, None, None, None
+
+
+normalise.register_autograd(_normalise_gradients, setup_context=_keep_normalise)
+batch_simplicial.register_autograd(_simplicial_gradients, setup_context=_keep_simplicial)
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    return torch.channels_last if x.dim() == 4 else torch.contiguous_format
+
+
+def _rows(x: Tensor, views: int) -> int:
+    assert x.is_contiguous(memory_format=_layout(x)), "a batch lies otherwise than the kernels read it"
+    return x.numel() // (views * x.shape[1])
+
+
+def _one_per_simplex(x: Tensor, vertices: int) -> Tensor:
+    return x.new_empty(len(x), x.shape[1] // vertices, dtype=torch.float32)
+
+
+def _map_tile(channels: int) -> dict[str, int]:
+    block = min(64, triton.next_power_of_2(channels))
+    return {"R": TILE // block, "B": block, "num_warps": 8}
+
+
+def _map_parts(rows: int, channels: int, views: int) -> tuple[dict[str, int], int, int]:
+    """The tile, how many parts a view's rows are summed in, and the rows of a part."""
+    tile = _map_tile(channels)
+    wanted = max(1, PROGRAMS // (views * triton.cdiv(channels, tile["B"])))
+    chunk = triton.cdiv(triton.cdiv(rows, wanted), tile["R"]) * tile["R"]
+    return tile, triton.cdiv(rows, chunk), chunk
+
+
+def _column_tile(rows: int, channels: int) -> dict[str, int]:
+    block = min(16, triton.next_power_of_2(channels))  # 32 bytes of a row: what memory moves at least
+    return {"R": min(TILE // block, triton.next_power_of_2(rows)), "B": block, "num_warps": 8}
+
+
+def _simplex_tile(vertices: int) -> dict[str, int]:
+    pad = triton.next_power_of_2(vertices)
+    block = max(64, pad)
+    return {"R": max(1, TILE // block), "B": block, "PAD": pad, "num_warps": 8}
+
+
+def _per_row(inverse: Tensor | None) -> int:
+    """0: no tensor of temperatures, 1: one for all rows, 2: one for each."""
+    return 0 if inverse is None else 1 if inverse.numel() == 1 else 2

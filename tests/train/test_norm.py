@@ -1,0 +1,256 @@
+"""The BatchNorm kernels against BatchNorm in float64. Without a GPU they run in Triton's interpreter."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from simplicia import SimplicialEmbedding, bottlenecks, encoders, methods, simplicial
+from simplicia.layers import activate, mlp, normalise_by_view
+
+GPU = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # must be set before triton is first imported
+DEVICE = "cuda" if GPU else "cpu"
+kernels = pytest.mark.skipif(not (GPU or INTERPRETED), reason="runs in the interpreter's own process")
+gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest value; bf16 has 8 bits
+
+
+@pytest.mark.skipif(GPU or INTERPRETED, reason="the kernels run in this process")
+def test_kernels_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+def close(ours, exact, dtype=torch.float32):
+    ours, exact = ours.detach().double().cpu(), exact.detach().cpu()
+    assert ours.shape == exact.shape
+    assert (ours - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max().clamp_min(1e-3)
+
+
+def fused(norm):
+    from simplicia.train.norm import fuse
+
+    norm = nn.Sequential(norm).to(DEVICE)
+    fuse(norm)
+    return norm[0]
+
+
+def batch_norm(channels, dims):
+    torch.manual_seed(1)
+    norm = {2: nn.BatchNorm1d, 4: nn.BatchNorm2d}[dims](channels)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+def twins(*shape, dtype):
+    """A random tensor where the kernels run, channels last, and its float64 double."""
+    x = (2 * torch.randn(shape) + 1).to(DEVICE, dtype)
+    if len(shape) == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x.requires_grad_(), x.detach().double().cpu().requires_grad_()
+
+
+def by_view(norm, x):
+    """What is claimed: the views through the layer one after the other."""
+    return torch.cat([norm(part) for part in x.chunk(2)])
+
+
+def equal_gradients_and_statistics(norm, exact, dtype):
+    close(norm.weight.grad, exact.weight.grad, dtype)
+    close(norm.bias.grad, exact.bias.grad, dtype)
+    close(norm.running_mean, exact.running_mean)
+    close(norm.running_var, exact.running_var)
+    assert norm.num_batches_tracked == exact.num_batches_tracked == 2
+
+
+@kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["plain", "relu", "residual"])
+@pytest.mark.parametrize("shape", [(4, 64, 9, 9), (6, 100, 5, 3), (2, 7, 40, 30), (8, 40), (600, 33)])
+def test_batch_norm_is_that_of_each_view(shape, kind, dtype):
+    if len(shape) == 2 and kind == "residual":
+        pytest.skip("heads have no residual")
+    exact = batch_norm(shape[1], len(shape)).double()
+    norm = fused(copy.deepcopy(exact).float())
+    x, x64 = twins(*shape, dtype=dtype)
+    residual, residual64 = twins(*shape, dtype=dtype) if kind == "residual" else (None, None)
+    y64 = by_view(exact, x64)
+    if kind == "plain":
+        y = norm(x)
+    else:
+        y, y64 = activate(norm, x, residual), F.relu(y64 if residual is None else y64 + residual64)
+    assert y.dtype == dtype and y.stride() == x.stride()
+    close(y, y64, dtype)
+    grad = torch.randn_like(y)
+    if kind != "plain":  # where rounding decides on which side of 0 a value lies, both gradients are right
+        grad[(y64.detach().abs() < 2e-2).to(DEVICE)] = 0
+    y.backward(grad)
+    y64.backward(grad.double().cpu())
+    close(x.grad, x64.grad, dtype)
+    equal_gradients_and_statistics(norm, exact, dtype)
+    if residual is not None:
+        close(residual.grad, residual64.grad, dtype)
+
+
+@kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.1, "scalar", "rows"])
+@pytest.mark.parametrize("simplices, vertices, rows", [(9, 13, 150), (5, 8, 20), (2, 1, 8), (3, 100, 10)])
+def test_simplices_are_those_of_each_view(simplices, vertices, rows, temperature, dtype):
+    from simplicia.train.norm import _FusedSimplicial
+
+    torch.manual_seed(0)
+    features = simplices * vertices
+    exact = batch_norm(features, 2).double()
+    sem = SimplicialEmbedding(features, simplices, vertices, embedder="identity")
+    sem.norm = fused(copy.deepcopy(exact).float())
+    sem.__class__ = _FusedSimplicial
+    given = temperature
+    if temperature == "scalar":
+        temperature, given = 0.3, torch.tensor(0.3, device=DEVICE)
+    elif temperature == "rows":
+        temperature = torch.rand(rows, 1, 1).double() + 0.2
+        given = temperature.float().to(DEVICE)
+    x, x64 = twins(rows, features, dtype=dtype)
+    centred = sem.centred(x, given)
+    p64 = simplicial(by_view(exact, x64), vertices, temperature)
+    assert centred.dtype == dtype
+    close(centred, p64 - 1 / vertices, dtype)
+    grad = torch.randn_like(centred)
+    centred.backward(grad)
+    p64.backward(grad.double().cpu())
+    if vertices == 1:  # a simplex of one vertex is 1, whatever x is
+        assert not x.grad.any()
+    else:
+        close(x.grad, x64.grad, dtype)
+        equal_gradients_and_statistics(sem.norm, exact, dtype)
+
+
+@kernels
+def test_a_mean_far_from_zero_costs_the_gradient_nothing():
+    exact = batch_norm(16, 4).double()
+    norm = fused(copy.deepcopy(exact).float())
+    x, _ = twins(8, 16, 8, 8, dtype=torch.float32)
+    with torch.no_grad():
+        x += 30
+    x64 = x.detach().double().cpu().requires_grad_()
+    y, y64 = norm(x), by_view(exact, x64)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    y64.backward(grad.double().cpu())
+    for ours, right in ((y, y64), (x.grad, x64.grad), (norm.weight.grad, exact.weight.grad)):
+        assert (ours.double().cpu() - right).abs().max() < 1e-3 * right.abs().max()
+
+
+@kernels
+def test_other_layouts_take_the_plain_way():
+    norm = batch_norm(6, 4)
+    plain = copy.deepcopy(norm).to(DEVICE)
+    normalise_by_view(holder := nn.Sequential(plain))
+    norm = fused(norm)
+    x = torch.randn(4, 6, 5, 5, device=DEVICE)
+    torch.testing.assert_close(activate(norm, x, x), F.relu(holder(x) + x))
+    torch.testing.assert_close(norm.eval()(x), holder.eval()(x))
+
+
+@kernels
+def test_a_method_trains_as_with_plain_layers():
+    """Heads, residuals, shortcuts and simplices, joined and compiled as one graph."""
+    from simplicia.train.norm import fuse
+
+    torch.manual_seed(0)
+    encoder = encoders.create("tiny")
+    sem = bottlenecks.create("sem", encoder.out_features, simplices=16, vertices=5, temperature=0.5)
+    plain = methods.create("byol", encoder, sem, second_temperature=0.7, hidden=64).to(DEVICE)
+    plain.to(memory_format=torch.channels_last)
+    plain.joint = True
+    fast = copy.deepcopy(plain)
+    normalise_by_view(plain)
+    fuse(fast)
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    views = [torch.randn(4, 3, 16, 16, device=DEVICE).to(memory_format=torch.channels_last) for _ in "12"]
+    one, two = plain(views), torch.compile(fast, fullgraph=True, backend="aot_eager")(views)
+    torch.testing.assert_close(one.loss, two.loss, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one.embeddings, two.embeddings, rtol=1e-3, atol=1e-4)
+    one.loss.backward()
+    two.loss.backward()
+    scale = max(p.grad.abs().max() for p in plain.parameters() if p.grad is not None)
+    for (key, p), q in zip(plain.named_parameters(), fast.named_parameters(), strict=True):
+        if p.grad is not None:
+            assert (p.grad - q[1].grad).abs().max() < 1e-3 * scale, key
+    for (key, a), b in zip(plain.state_dict().items(), fast.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
+    plain.eval(), fast.eval()
+    torch.testing.assert_close(plain.online(views[0]), fast.online(views[0]), rtol=1e-3, atol=1e-3)
+
+
+@kernels
+def test_the_relu_of_a_head_joins_its_norm():
+    from simplicia.train.norm import fuse
+
+    torch.manual_seed(0)
+    head = mlp(12, 24, 6, layers=3).to(DEVICE)
+    plain = copy.deepcopy(head)
+    normalise_by_view(plain)
+    fuse(head)
+    assert not any(type(part) is nn.ReLU for part in head)
+    x = torch.randn(10, 12, device=DEVICE)
+    torch.testing.assert_close(head(x), plain(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(head.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+@kernels
+def test_the_operators_keep_their_promises():
+    """Schemas, shapes and strides without data, and autograd under a compiler, as PyTorch checks them."""
+    from simplicia.train import norm
+
+    x = torch.randn(4, 8, 3, 3, device=DEVICE).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = (torch.rand(8, device=DEVICE).requires_grad_() for _ in "12")
+    running = torch.zeros(8, device=DEVICE), torch.ones(8, device=DEVICE), torch.tensor(0, device=DEVICE)
+    given = x.detach(), weight.detach(), bias.detach(), *running, 2, 1e-5, 0.1
+    torch.library.opcheck(norm.view_statistics, given)
+    table = norm.view_statistics(*given)
+    residual = torch.randn_like(x).requires_grad_()
+    torch.library.opcheck(norm.normalise, (x, weight, bias, table, residual, True))
+    torch.library.opcheck(norm.normalise, (x, weight, bias, table, None, False))
+    vectors = torch.randn(6, 8, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(norm.batch_simplicial, (vectors, weight, bias, table, None, 2.0, 4))
+
+
+@gpu
+@pytest.mark.parametrize("shape", [(512, 64, 32, 32), (512, 512, 4, 4), (64, 100, 7, 7), (512, 4096)])
+@pytest.mark.parametrize("residual", [False, True])
+def test_on_the_gpu_as_the_plain_layers(shape, residual):
+    if residual and len(shape) == 2:
+        pytest.skip("heads have no residual")
+    norm = batch_norm(shape[1], len(shape)).cuda()
+    plain = copy.deepcopy(norm)
+    normalise_by_view(nn.Sequential(plain))
+    norm = fused(norm)
+    x, _ = twins(*shape, dtype=torch.bfloat16)
+    other = x.detach().clone().requires_grad_()
+    extra = torch.randn_like(x) if residual else None
+    grad = torch.randn_like(x)
+    ours, theirs = activate(norm, x, extra), activate(plain, other, extra)
+    ours.backward(grad)
+    theirs.backward(grad)
+    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
+    # a mask that rounding turned counts fully at its element: few may differ
+    apart = (x.grad - other.grad).abs() > 0.02 * other.grad.abs() + 0.02 * other.grad.abs().max()
+    assert apart.float().mean() < 1e-3
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(norm, name), getattr(plain, name), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(norm.weight.grad, plain.weight.grad, rtol=0.02, atol=0.02 * shape[0])
+    again = activate(norm, x.detach(), extra)
+    assert torch.equal(again, activate(norm, x.detach(), extra))  # sums in a fixed order
