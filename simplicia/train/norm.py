@@ -1,9 +1,9 @@
 """BatchNorm per view in few passes over memory: Triton kernels for the captured step.
 
-A channels-last map or a batch of vectors is a matrix of rows and channels, view after view. Maps are tall: sums
-are taken in parts, settled by a second small launch, applied by a third. Vectors are few: one program takes whole
-columns. Sums are float32 and in a fixed order, so results repeat bit for bit. Backward reads x and the gradient:
-a ReLU's mask (unless a residual was added) and a simplex's probabilities come from x again.
+A channels-last map or a batch of vectors is a matrix of rows and channels, view after view. Maps are tall:
+sums are taken in parts, settled by a second small launch, applied by a third. Vectors are few: one program
+takes whole columns. Sums are float32 and in a fixed order, so results repeat bit for bit. Backward reads x and
+the gradient: a ReLU's mask (unless a residual was added) and a simplex's probabilities come from x again.
 """
 
 import os
@@ -114,10 +114,9 @@ def fits(x: Tensor, residual: Tensor | None = None) -> bool:
     """Whether the kernels can read these tensors: rows of channels, and a residual that lies the same way."""
     if not (x.is_cuda or INTERPRETED) or x.dtype not in DTYPES or x.dim() not in (2, 4):
         return False
-    alike = residual is None or (
-        residual.dtype == x.dtype and residual.shape == x.shape and residual.stride() == x.stride()
-    )
-    return alike and x.is_contiguous(memory_format=_layout(x))
+    if residual is not None and (residual.dtype != x.dtype or residual.shape != x.shape):
+        return False
+    return _in_rows(x) and (residual is None or _in_rows(residual))
 
 
 @torch.library.custom_op("simplicia::view_statistics", mutates_args=("mean", "variance", "batches"))
@@ -133,7 +132,7 @@ def view_statistics(
     momentum: float,
 ) -> Tensor:
     """Scale, shift, mean and 1/deviation of each view and channel; moves the running mean and variance."""
-    channels, rows = x.shape[1], _rows(x, views)
+    channels, rows = x.shape[1], _rows(views, x)
     statistics = x.new_empty(4, views, channels, dtype=torch.float32)
     running = weight, bias, mean, variance, batches, statistics, rows, eps, momentum
     if x.dim() == 2:
@@ -161,7 +160,7 @@ def normalise(
 ) -> Tensor:
     """x * scale + shift (+ residual) (and ReLU). The gradient is BatchNorm's: the statistics come from x."""
     views, channels = statistics.shape[1:]
-    rows, y = _rows(x, views), torch.empty_like(x)
+    rows, y = _rows(views, x, residual), torch.empty_like(x)
     tile = _map_tile(channels)
     grid = triton.cdiv(rows, tile["R"]), triton.cdiv(channels, tile["B"]), views
     kind = {"RELU": relu, "RESIDUAL": residual is not None}
@@ -177,7 +176,7 @@ def normalise_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight, bias and residual; ``y`` is given where a residual was added."""
     views, channels = statistics.shape[1:]
-    rows, dx = _rows(x, views), torch.empty_like(x)
+    rows, dx = _rows(views, x, grad, y), torch.empty_like(x)
     weights = statistics.new_empty(channels), statistics.new_empty(channels)  # of weight and bias
     dresidual = torch.empty_like(x) if y is not None else x.new_empty(0)
     kind = {"RELU": relu, "C": channels}
@@ -224,7 +223,7 @@ def batch_simplicial(
     keeps its differences in 16 bits; adding 1/V gives the probabilities back.
     """
     views, channels = statistics.shape[1:]
-    rows, centred, normaliser = _rows(x, views), torch.empty_like(x), _one_per_simplex(x, vertices)
+    rows, centred, normaliser = _rows(views, x), torch.empty_like(x), _one_per_simplex(x, vertices)
     tile = _simplex_tile(vertices)
     grid = triton.cdiv(rows, tile["R"]), triton.cdiv(channels // vertices, tile["B"] // tile["PAD"]), views
     kind = {"C": channels, "V": vertices, "PER_ROW": _per_row(inverse)}
@@ -246,7 +245,7 @@ def batch_simplicial_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
     views, channels = statistics.shape[1:]
-    rows, dx = _rows(x, views), torch.empty_like(x)
+    rows, dx = _rows(views, x, grad), torch.empty_like(x)
     weights = statistics.new_empty(channels), statistics.new_empty(channels)
     tile = _simplex_tile(vertices)
     grid = (triton.cdiv(channels // vertices, tile["B"] // tile["PAD"]),)
@@ -313,8 +312,13 @@ def _layout(x: Tensor) -> torch.memory_format:
     return torch.channels_last if x.dim() == 4 else torch.contiguous_format
 
 
-def _rows(x: Tensor, views: int) -> int:
-    assert x.is_contiguous(memory_format=_layout(x)), "a batch lies otherwise than the kernels read it"
+def _in_rows(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=_layout(x))
+
+
+def _rows(views: int, x: Tensor, *others: Tensor | None) -> int:
+    """The rows of a view. Whoever compiles the graph must have kept the layouts that it was traced with."""
+    assert all(t is None or _in_rows(t) for t in (x, *others)), "a tensor lies otherwise than it is read"
     return x.numel() // (views * x.shape[1])
 
 
@@ -336,7 +340,8 @@ def _map_parts(rows: int, channels: int, views: int) -> tuple[dict[str, int], in
 
 
 def _column_tile(rows: int, channels: int) -> dict[str, int]:
-    block = min(16, triton.next_power_of_2(channels))  # 32 bytes of a row: what memory moves at least
+    # 32 bytes of a row are what memory moves at least; more where that leaves enough programs
+    block = 64 if channels >= 64 * PROGRAMS else min(16, triton.next_power_of_2(channels))
     return {"R": min(TILE // block, triton.next_power_of_2(rows)), "B": block, "num_warps": 8}
 
 

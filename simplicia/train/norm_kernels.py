@@ -156,7 +156,7 @@ def column_statistics(
     for view in tl.static_range(VIEWS):
         s = tl.zeros([R, B], tl.float32)
         q = tl.zeros([R, B], tl.float32)
-        for row in tl.range(0, ROWS, R):
+        for row in tl.range(0, ROWS, R, loop_unroll_factor=4):
             at, there = _place(view, row, ROWS, ROWS, columns, inside, C, R)
             value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
             s += value

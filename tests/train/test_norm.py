@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
 
 from simplicia import SimplicialEmbedding, bottlenecks, encoders, methods, simplicial
 from simplicia.layers import activate, mlp, normalise_by_view
@@ -180,7 +181,14 @@ def test_a_method_trains_as_with_plain_layers():
     fuse(fast)
     assert list(fast.state_dict()) == list(plain.state_dict())
     views = [torch.randn(4, 3, 16, 16, device=DEVICE).to(memory_format=torch.channels_last) for _ in "12"]
-    one, two = plain(views), torch.compile(fast, fullgraph=True, backend="aot_eager")(views)
+    used = set()
+
+    def backend(graph, inputs):
+        used.update(str(node.target) for node in graph.graph.nodes if "simplicia" in str(node.target))
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    one, two = plain(views), torch.compile(fast, fullgraph=True, backend=backend)(views)
+    assert {name.split(".")[1] for name in used} == {"view_statistics", "normalise", "batch_simplicial"}
     torch.testing.assert_close(one.loss, two.loss, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(one.embeddings, two.embeddings, rtol=1e-3, atol=1e-4)
     one.loss.backward()
