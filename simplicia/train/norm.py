@@ -2,8 +2,8 @@
 
 A channels-last map or a batch of vectors is a matrix of rows and channels, view after view. Maps are tall:
 sums are taken in parts, settled by a second small launch, applied by a third. Vectors are few: one program
-takes whole columns. Sums are float32 and in a fixed order, so results repeat bit for bit. Backward reads x and
-the gradient: a ReLU's mask (unless a residual was added) and a simplex's probabilities come from x again.
+takes whole columns. Sums are float32 and in a fixed order, so results repeat bit for bit. Backward reads x
+and the gradient: a ReLU's mask (unless a residual was added) and a simplex's probabilities come from x again.
 """
 
 import os
@@ -81,6 +81,8 @@ class _Fused2d(_Fused, ByView2d):
 
 
 class _FusedSimplicial(SimplicialEmbedding):
+    """A simplicial embedding whose BatchNorm and softmax are one pass."""
+
     def centred(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
         """The simplices less 1/V, in the embedder's precision."""
         temperature = self.temperature if temperature is None else temperature
@@ -101,6 +103,8 @@ class _FusedSimplicial(SimplicialEmbedding):
 
 
 class _FusedNetwork(Network):
+    """A network whose projector gets p - 1/V as it comes from the kernel."""
+
     def forward(self, images: Tensor, temperature: Temperature | None = None) -> Branch:
         if not self.training:
             return super().forward(images, temperature)
