@@ -53,10 +53,14 @@ class Network(nn.Module):
         self.offset = 1 / bottleneck.vertices if isinstance(bottleneck, SimplicialEmbedding) else 0.0
 
     def forward(self, images: Tensor, temperature: Temperature | None = None) -> Branch:
-        features = self.encoder(images) if self.encoded is None else self.encoded
+        features = self.features(images)
         embedding = self.bottleneck(features, temperature)
         centred = embedding - self.offset if self.offset else embedding
         return Branch(features, embedding, self.projector(centred))
+
+    def features(self, images: Tensor) -> Tensor:
+        """The encoder's output."""
+        return self.encoder(images) if self.encoded is None else self.encoded
 
 
 class Method(nn.Module):

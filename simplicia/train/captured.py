@@ -13,26 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from simplicia.layers import normalise_by_view
 from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
 from simplicia.train.step import Step
-
-BESIDE = 48  # programs of an update that runs beside the encoder's backward: a part of the GPU only
 
 
 class CapturedStep(Step):
     """A step that is compiled, captured once, and replayed; captured anew when the method's phase changes."""
 
     def setup(self) -> None:
+        from simplicia.train.norm import fuse
+
         torch.backends.cudnn.benchmark = True
         self.method.joint = True
-        normalise_by_view(self.method)
+        fuse(self.method)
         self.copies = _make_copies(self.method)
         self.target = self.method.target if isinstance(self.method, TargetMethod) else None
         encoder = {id(p) for p in self.method.online.encoder.parameters()}
         slots = self._slots()
-        self.head = self._fuse([slot for key, slot in slots.items() if key not in encoder], BESIDE)
+        self.head = self._fuse([slot for key, slot in slots.items() if key not in encoder])
         self.trunk = self._fuse([slot for key, slot in slots.items() if key in encoder])
         self.static_indices = torch.zeros(
             self.data.batch_size, dtype=torch.long, device=self.data.images.device
@@ -94,20 +93,21 @@ class CapturedStep(Step):
             with torch.cuda.stream(beside), torch.no_grad():
                 followed = self.encode(self.target.encoder, images)
         encoded = self.encode(self.method.online.encoder, images)
-        main.wait_stream(beside)
+        if self.target is not None:
+            main.wait_stream(beside)
         features = encoded.detach().requires_grad_()
         output = self.rest(features, followed)
         output.loss.backward()
+        if not update:
+            encoded.backward(features.grad)
+            return output
         beside.wait_stream(main)
-        if update:
-            with torch.cuda.stream(beside):
-                self.head.update()
+        with torch.cuda.stream(beside):
+            self.head.update()
         encoded.backward(features.grad)
-        if update:
-            self.trunk.update()
+        self.trunk.update()
         main.wait_stream(beside)
-        if update:
-            self.method.after_step()
+        self.method.after_step()
         return output
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, Output]:
@@ -167,16 +167,18 @@ class CapturedStep(Step):
                 )
         return slots
 
-    def _fuse(self, slots: list[Any], programs: int | None = None) -> Any:
+    def _fuse(self, slots: list[Any]) -> Any:
         from simplicia.train.fused import FusedUpdate
 
         settings = self.recipe.optim
         ema = self.method.momentum if isinstance(self.method, TargetMethod) else None
-        return FusedUpdate(slots, self.lr, settings.momentum, settings.eta, ema, programs)
+        return FusedUpdate(slots, self.lr, settings.momentum, settings.eta, ema)
 
 
 def _compiled(part: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(part, fullgraph=True, dynamic=False)
+    # rows padded to whole cache lines would be copied for kernels that read them one after the other
+    options: dict[str, Any] = {"comprehensive_padding": False, "shape_padding": False}
+    return torch.compile(part, fullgraph=True, dynamic=False, options=options)
 
 
 class _Copied:
@@ -197,11 +199,15 @@ class _CopiedConv2d(_Copied, nn.Conv2d):
         """The convolution as one product of patches: three channels leave a convolution's units idle."""
         p = int(self.padding[0])
         x = F.pad(x.to(self.copy.dtype).permute(0, 2, 3, 1), (0, 0, p, p, p, p))
-        height, width = x.shape[1] - 2, x.shape[2] - 2
-        shifts = [x[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+        height, width, channels = x.shape[1] - 2, x.shape[2] - 2, x.shape[3]
         weight = self.copy.permute(0, 2, 3, 1).flatten(1)
         spare = -weight.shape[1] % 16
-        y = F.linear(F.pad(torch.cat(shifts, -1), (0, spare)), F.pad(weight, (0, spare)), self.bias)
+        # where each number of a patch lies in its image; spare ones, up to a whole tile, meet zero weights
+        row, column = (torch.arange(n, device=x.device) for n in (height, width))
+        number = torch.arange(weight.shape[1] + spare, device=x.device) % weight.shape[1]
+        i, j, channel = number // (3 * channels), number // channels % 3, number % channels
+        place = ((row[:, None, None] + i) * x.shape[2] + column[:, None] + j) * channels + channel
+        y = F.linear(x.flatten(1)[:, place], F.pad(weight, (0, spare)), self.bias)
         return y.permute(0, 3, 1, 2)
 
 

@@ -31,20 +31,9 @@ class Slot:
 
 
 class FusedUpdate:
-    """``update()`` moves every slot. Addresses come from tables: gradients may be a captured graph's.
+    """``update()`` moves every slot. Addresses come from tables: gradients may be a captured graph's."""
 
-    ``programs`` bounds how much of the GPU an update takes, for one that runs beside other work.
-    """
-
-    def __init__(
-        self,
-        slots: list[Slot],
-        lr: Tensor,
-        momentum: float,
-        eta: float,
-        ema: Tensor | None,
-        programs: int | None = None,
-    ):
+    def __init__(self, slots: list[Slot], lr: Tensor, momentum: float, eta: float, ema: Tensor | None):
         device = lr.device
         self.slots, self.lr, self.momentum, self.eta = slots, lr, momentum, eta
         self.one = torch.ones((), device=device)
@@ -70,7 +59,6 @@ class FusedUpdate:
             "ALIGNED": bool((sizes % 16 == 0).all()),
             "num_warps": 4,
         }
-        self.programs = min(programs or len(owner), len(owner))
         self.half_velocity = slots[0].velocity.dtype == torch.bfloat16
 
     def find_gradients(self) -> None:
@@ -119,7 +107,7 @@ class FusedUpdate:
     def _launch(self, kernel: Any, *arguments: Any, **more: Any) -> None:
         tables = self.pointers, self.half_grad, self.owner, self.place, self.size
         sizes = len(self.slots), len(self.owner)
-        kernel[(self.programs,)](*tables, *arguments, *sizes, **more, **self.options)
+        kernel[(len(self.owner),)](*tables, *arguments, *sizes, **more, **self.options)
 
 
 @triton.jit
@@ -174,18 +162,18 @@ def _square(
     BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    for chunk in range(tl.program_id(0), CHUNKS, tl.num_programs(0)):
-        slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
-        total = tl.zeros([BLOCK], tl.float32)
-        if WEIGHTS:
-            address, half, row = tl.load(pointers + slot), 0, chunk
-        else:
-            address, half, row = tl.load(pointers + COUNT + slot), tl.load(half_grad + slot), chunk + CHUNKS
-        for at in range(start, end, BLOCK):
-            offsets = at + tl.arange(0, BLOCK)
-            x = _gradient(address, half, offsets, offsets < end, ALIGNED)
-            total += x * x
-        tl.store(squares + row, tl.sum(total))
+    chunk = tl.program_id(0)
+    slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
+    total = tl.zeros([BLOCK], tl.float32)
+    if WEIGHTS:
+        address, half, row = tl.load(pointers + slot), 0, chunk
+    else:
+        address, half, row = tl.load(pointers + COUNT + slot), tl.load(half_grad + slot), chunk + CHUNKS
+    for at in range(start, end, BLOCK):
+        offsets = at + tl.arange(0, BLOCK)
+        x = _gradient(address, half, offsets, offsets < end, ALIGNED)
+        total += x * x
+    tl.store(squares + row, tl.sum(total))
 
 
 @triton.jit
@@ -227,40 +215,40 @@ def _move(
 ):
     rate, follow = tl.load(lr), 1 - tl.load(ema)
     velocity_kind: tl.constexpr = tl.bfloat16 if HALF_VELOCITY else tl.float32
-    for chunk in range(tl.program_id(0), CHUNKS, tl.num_programs(0)):
-        slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
-        weight = _at(tl.load(pointers + slot), tl.float32, ALIGNED)
-        grad, half = tl.load(pointers + COUNT + slot), tl.load(half_grad + slot)
-        velocity = _at(tl.load(pointers + 2 * COUNT + slot), velocity_kind, ALIGNED)
-        target_address = tl.load(pointers + 3 * COUNT + slot)
-        copy_address = tl.load(pointers + 4 * COUNT + slot)
-        target_copy_address = tl.load(pointers + 5 * COUNT + slot)
-        copy_end = _end(copy_address, start, end, ALIGNED)
-        target_end = _end(target_address, start, end, ALIGNED)
-        target_copy_end = _end(target_copy_address, start, end, ALIGNED)
-        target = _at(target_address, tl.float32, ALIGNED)
-        copy = _at(copy_address, tl.bfloat16, ALIGNED)
-        target_copy = _at(target_copy_address, tl.bfloat16, ALIGNED)
-        share = tl.load(ratio + slot) * tl.load(
-            tl.load(pointers + 6 * COUNT + slot).to(tl.pointer_type(tl.float32))
-        )
-        shrink = tl.load(decay + slot)
-        total = tl.zeros([BLOCK], tl.float32)
-        for at in range(start, end, BLOCK):
-            offsets = at + tl.arange(0, BLOCK)
-            inside = offsets < end
-            followed = offsets < target_end
-            p = tl.load(weight + offsets, mask=inside, other=0.0)  # all loads first: they wait together
-            v = tl.load(velocity + offsets, mask=inside, other=0.0).to(tl.float32)
-            t = tl.load(target + offsets, mask=followed, other=0.0)
-            g = _gradient(grad, half, offsets, inside, ALIGNED)
-            v = momentum * v + share * (g + shrink * p)
-            p = p - rate * v
-            t = t + follow * (p - t)
-            total += tl.where(inside, p * p, 0.0)
-            tl.store(velocity + offsets, v.to(velocity_kind), mask=inside)
-            tl.store(weight + offsets, p, mask=inside)
-            tl.store(copy + offsets, p.to(tl.bfloat16), mask=offsets < copy_end)
-            tl.store(target + offsets, t, mask=followed)
-            tl.store(target_copy + offsets, t.to(tl.bfloat16), mask=offsets < target_copy_end)
-        tl.store(squares + chunk, tl.sum(total))
+    chunk = tl.program_id(0)
+    slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
+    weight = _at(tl.load(pointers + slot), tl.float32, ALIGNED)
+    grad, half = tl.load(pointers + COUNT + slot), tl.load(half_grad + slot)
+    velocity = _at(tl.load(pointers + 2 * COUNT + slot), velocity_kind, ALIGNED)
+    target_address = tl.load(pointers + 3 * COUNT + slot)
+    copy_address = tl.load(pointers + 4 * COUNT + slot)
+    target_copy_address = tl.load(pointers + 5 * COUNT + slot)
+    copy_end = _end(copy_address, start, end, ALIGNED)
+    target_end = _end(target_address, start, end, ALIGNED)
+    target_copy_end = _end(target_copy_address, start, end, ALIGNED)
+    target = _at(target_address, tl.float32, ALIGNED)
+    copy = _at(copy_address, tl.bfloat16, ALIGNED)
+    target_copy = _at(target_copy_address, tl.bfloat16, ALIGNED)
+    share = tl.load(ratio + slot) * tl.load(
+        tl.load(pointers + 6 * COUNT + slot).to(tl.pointer_type(tl.float32))
+    )
+    shrink = tl.load(decay + slot)
+    total = tl.zeros([BLOCK], tl.float32)
+    for at in range(start, end, BLOCK):
+        offsets = at + tl.arange(0, BLOCK)
+        inside = offsets < end
+        followed = offsets < target_end
+        p = tl.load(weight + offsets, mask=inside, other=0.0)  # all loads first: they wait together
+        v = tl.load(velocity + offsets, mask=inside, other=0.0).to(tl.float32)
+        t = tl.load(target + offsets, mask=followed, other=0.0)
+        g = _gradient(grad, half, offsets, inside, ALIGNED)
+        v = momentum * v + share * (g + shrink * p)
+        p = p - rate * v
+        t = t + follow * (p - t)
+        total += tl.where(inside, p * p, 0.0)
+        tl.store(velocity + offsets, v.to(velocity_kind), mask=inside)
+        tl.store(weight + offsets, p, mask=inside)
+        tl.store(copy + offsets, p.to(tl.bfloat16), mask=offsets < copy_end)
+        tl.store(target + offsets, t, mask=followed)
+        tl.store(target_copy + offsets, t.to(tl.bfloat16), mask=offsets < target_copy_end)
+    tl.store(squares + chunk, tl.sum(total))

@@ -40,7 +40,7 @@ def fuse(module: nn.Module) -> None:
             for norm, after in pairwise(part):
                 if isinstance(norm, _Fused) and type(after) is nn.ReLU:
                     norm.relu, after.__class__ = True, nn.Identity  # type: ignore[assignment]
-        if type(part) is Network:
+        if type(part) is Network and part.offset:
             sem = part.bottleneck
             if type(sem) is SimplicialEmbedding and isinstance(sem.norm, _Fused1d):
                 part.__class__, sem.__class__ = _FusedNetwork, _FusedSimplicial
@@ -108,10 +108,11 @@ class _FusedNetwork(Network):
     def forward(self, images: Tensor, temperature: Temperature | None = None) -> Branch:
         if not self.training:
             return super().forward(images, temperature)
-        features = self.encoder(images)
+        features = self.features(images)
         sem: Any = self.bottleneck
         centred = sem.centred(features, temperature)
-        return Branch(features, centred.float() + self.offset, self.projector(centred))
+        embedding = (centred.float() + self.offset).to(centred.dtype)
+        return Branch(features, embedding, self.projector(centred))
 
 
 def fits(x: Tensor, residual: Tensor | None = None) -> bool:
@@ -148,7 +149,7 @@ def view_statistics(
     tile, parts, chunk = _map_parts(rows, channels, views)
     partial = x.new_empty(views, 2, parts, channels, dtype=torch.float32)
     kernels.sums[parts, triton.cdiv(channels, tile["B"]), views](x, partial, rows, chunk, C=channels, **tile)
-    few = {"P": triton.next_power_of_2(parts), "B": 16}
+    few = {"P": triton.next_power_of_2(parts), "B": 16, "num_warps": 8}
     kernels.settle[(triton.cdiv(channels, 16),)](partial, parts, *running, VIEWS=views, C=channels, **few)
     return statistics
 
@@ -201,7 +202,7 @@ def normalise_backward(
         *given, statistics, partial, dresidual, rows, chunk, **kind, **tile
     )
     factors = torch.empty_like(statistics[:3])
-    few = {"P": triton.next_power_of_2(parts), "B": 16}
+    few = {"P": triton.next_power_of_2(parts), "B": 16, "num_warps": 8}
     kernels.gradient_settle[(triton.cdiv(channels, 16),)](
         partial, parts, statistics, factors, *weights, rows, VIEWS=views, C=channels, **few
     )

@@ -87,10 +87,19 @@ def sums(x, partial, ROWS, CHUNK, C: tl.constexpr, R: tl.constexpr, B: tl.conste
 
 
 @triton.jit
-def _total(partial, PARTS, view, which, columns, inside, C: tl.constexpr, P: tl.constexpr):
-    part = tl.arange(0, P)
-    at = partial + ((view * 2 + which) * PARTS + part[:, None]) * C + columns[None, :]
-    return tl.sum(tl.load(at, mask=(part < PARTS)[:, None] & inside[None, :], other=0.0), 0)
+def _totals(partial, PARTS, which, columns, inside, VIEWS: tl.constexpr, C: tl.constexpr, P: tl.constexpr):
+    """The parts of all views added up: a row for each view, as many as the next power of two."""
+    PADDED: tl.constexpr = triton.next_power_of_2(VIEWS)
+    view, part = tl.arange(0, PADDED)[:, None, None], tl.arange(0, P)[None, :, None]
+    at = partial + ((view * 2 + which) * PARTS + part) * C + columns[None, None, :]
+    there = (view < VIEWS) & (part < PARTS) & inside[None, None, :]
+    return tl.sum(tl.load(at, mask=there, other=0.0), 1)
+
+
+@triton.jit
+def _of_view(rows, view, VIEWS: tl.constexpr):
+    PADDED: tl.constexpr = triton.next_power_of_2(VIEWS)
+    return tl.sum(tl.where(tl.arange(0, PADDED)[:, None] == view, rows, 0.0), 0)
 
 
 @triton.jit
@@ -112,9 +121,10 @@ def settle(
     B: tl.constexpr,
 ):
     columns, inside = _columns(tl.program_id(0), C, B)
+    sums = _totals(partial, PARTS, 0, columns, inside, VIEWS, C, P)  # both loads first: they wait together
+    squares = _totals(partial, PARTS, 1, columns, inside, VIEWS, C, P)
     for view in tl.static_range(VIEWS):
-        s = _total(partial, PARTS, view, 0, columns, inside, C, P)
-        q = _total(partial, PARTS, view, 1, columns, inside, C, P)
+        s, q = _of_view(sums, view, VIEWS), _of_view(squares, view, VIEWS)
         _settle_view(
             s,
             q,
@@ -276,9 +286,10 @@ def gradient_settle(
     columns, inside = _columns(tl.program_id(0), C, B)
     dweight = tl.zeros([B], tl.float32)
     dbias = tl.zeros([B], tl.float32)
+    sums = _totals(partial, PARTS, 0, columns, inside, VIEWS, C, P)
+    products = _totals(partial, PARTS, 1, columns, inside, VIEWS, C, P)
     for view in tl.static_range(VIEWS):
-        s = _total(partial, PARTS, view, 0, columns, inside, C, P)
-        q = _total(partial, PARTS, view, 1, columns, inside, C, P)
+        s, q = _of_view(sums, view, VIEWS), _of_view(products, view, VIEWS)
         dbias += s
         dweight += q
         a, b, c = _factors(s, q, view, statistics, ROWS, columns, inside, VIEWS, C)

@@ -103,6 +103,4 @@ def _obstacle(recipe: Recipe, fabric: Any) -> str | None:
         return f"the precision is {recipe.precision}, not bf16"
     if recipe.optim.clip:
         return "gradients are clipped"
-    if recipe.method == "dino":
-        return "DINO's captured step has not been shown equal to its eager one yet"
     return None if importlib.util.find_spec("triton") else "triton is not installed"
