@@ -28,7 +28,18 @@ __all__ = [
     "simplicial",
 ]
 
-_ROOMS = {"bottlenecks", "data", "encoders", "evaluate", "layers", "losses", "methods", "run", "train"}
+_ROOMS = {
+    "analyze",
+    "bottlenecks",
+    "data",
+    "encoders",
+    "evaluate",
+    "layers",
+    "losses",
+    "methods",
+    "run",
+    "train",
+}
 _FUNCTIONS = {"pretrain": "simplicia.train.loop", "load": "simplicia.run"}
 
 

@@ -132,8 +132,10 @@ class ByView2d(_ByView, nn.BatchNorm2d):
 
 
 def normalise_by_view(module: nn.Module) -> None:
-    """Make every BatchNorm of a module tell views apart, in place; parameters and names stay."""
+    """Make every BatchNorm and codebook of a module tell views apart, in place; names stay."""
     kinds: dict[type, type] = {nn.BatchNorm1d: ByView1d, nn.BatchNorm2d: ByView2d}
     for part in module.modules():
         if type(part) in kinds:
             part.__class__ = kinds[type(part)]
+        elif hasattr(part, "views"):
+            part.views = _ByView.views

@@ -94,7 +94,7 @@ def measuring(verb: str, description: str) -> Parser:
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("--data", help="a labelled data set or folder (default: the run's own)")
     parser.add_argument("--data-dir", help="where standard data sets lie (default: as in the run)")
-    parser.add_argument("--layer", help="encoder, embedder, sem or codes (default: sem if the run has it)")
+    parser.add_argument("--layer", help="encoder, embedder, sem, codes, … (default: sem if trained with it)")
     parser.add_argument("--network", default="online", help="online or target (default: online)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument(

@@ -10,15 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from simplicia.bottlenecks import VectorQuantised
 from simplicia.data.views import eval_view
 from simplicia.errors import UserError, unknown
 from simplicia.methods import Method
 from simplicia.methods.base import Network
-from simplicia.sem import SimplicialEmbedding, Temperature, simplicial
+from simplicia.sem import Temperature, simplicial
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 
-LAYERS = ("encoder", "embedder", "sem", "codes")
+LAYERS = ("encoder", "embedder", "sem", "codes", "quantised")
+# by bottleneck: the default layer, what it gives in evaluation, and all there are
+_LAYERS = {
+    "none": ("encoder", ("encoder",)),
+    "sem": ("sem", ("encoder", "embedder", "sem", "codes")),
+    "embed": ("embedder", ("encoder", "embedder", "sem", "codes")),  # a softmax that comes only downstream
+    "gumbel": ("codes", ("encoder", "embedder", "codes")),
+    "vq": ("quantised", ("encoder", "embedder", "quantised", "codes")),
+}
 
 
 class Run:
@@ -44,18 +53,20 @@ class Run:
         return next(self.method.parameters()).device
 
     def layers(self) -> tuple[str, ...]:
-        """The layers this run can be looked at: with SEM all, without it the encoder."""
-        return LAYERS if isinstance(self.method.online.bottleneck, SimplicialEmbedding) else LAYERS[:1]
+        """The layers this run can be looked at, from the encoder on."""
+        return _LAYERS[self.recipe.bottleneck][1]
 
     def check_layer(self, layer: str | None) -> str:
         """The layer asked for, or the default one; a UserError if the run does not have it."""
+        default, layers = _LAYERS[self.recipe.bottleneck]
         if layer is None:
-            return "sem" if "sem" in self.layers() else "encoder"
+            return default
         if layer not in LAYERS:
             raise unknown("layer", layer, LAYERS)
-        if layer not in self.layers():
+        if layer not in layers:
             raise UserError(
-                f"{self.path} has no layer {layer!r}: it was trained without SEM; it has 'encoder'"
+                f"{self.path} has no layer {layer!r}: its bottleneck is {self.recipe.bottleneck!r}; "
+                f"it has {', '.join(map(repr, layers))}"
             )
         return layer
 
@@ -83,8 +94,8 @@ class Run:
         """Representations of images, (N, features) on the CPU; codes are (N, simplices) integers.
 
         ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images. ``layer`` is
-        "encoder", "embedder", "sem" or "codes"; by default "sem" if the run has it. ``temperature`` is for
-        "sem", by default the run's own.
+        one of ``run.layers()``, by default what the run's bottleneck gives: "sem" for a run with SEM.
+        ``temperature`` is for "sem", by default the run's own.
         """
         layer = self.check_layer(layer)
         tensor = as_images(images, self.recipe.image_size)
@@ -123,12 +134,13 @@ def represent(
         return features
     if layer == "codes":
         return bottleneck.codes(features)
-    logits = bottleneck.logits(features)
+    if layer == "quantised":
+        return bottleneck(features)
     if layer == "embedder":
-        return logits
-    return simplicial(
-        logits, bottleneck.vertices, bottleneck.temperature if temperature is None else temperature
-    )
+        quantised = isinstance(bottleneck, VectorQuantised)
+        return bottleneck.embed(features) if quantised else bottleneck.logits(features)
+    temperature = bottleneck.temperature if temperature is None else temperature
+    return simplicial(bottleneck.logits(features), bottleneck.vertices, temperature)
 
 
 def load(path: str | Path, device: str = "auto") -> Run:

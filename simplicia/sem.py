@@ -45,11 +45,8 @@ def entropy(probabilities: Tensor, vertices: int) -> Tensor:
     return -(wide * wide.clamp_min(torch.finfo(wide.dtype).tiny).log()).sum(-1).to(p.dtype)
 
 
-class SimplicialEmbedding(nn.Module):
-    """Drop-in simplicial embedding: (..., in_features) -> (..., simplices * vertices).
-
-    Embeds with a linear layer, normalises, and applies a softmax with a temperature to each simplex.
-    """
+class Embedder(nn.Module):
+    """SEM without its softmax: (..., in_features) -> (..., simplices * vertices), embedded and normalised."""
 
     penalty = 0.0  # what a training method adds to its loss for this bottleneck
 
@@ -84,11 +81,7 @@ class SimplicialEmbedding(nn.Module):
         return flat.view(*h.shape[:-1], self.out_features)
 
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
-        temperature = self.temperature if temperature is None else temperature
-        logits = self.logits(h)
-        if torch.is_autocast_enabled(logits.device.type):  # as autocast has it for every softmax
-            logits = logits.float()
-        return simplicial(logits, self.vertices, temperature)
+        return self.logits(h)
 
     def codes(self, h: Tensor) -> Tensor:
         """The index of the largest entry of each simplex: (..., in_features) -> (..., simplices)."""
@@ -96,6 +89,20 @@ class SimplicialEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"simplices={self.simplices}, vertices={self.vertices}, temperature={self.temperature}"
+
+
+class SimplicialEmbedding(Embedder):
+    """Drop-in simplicial embedding: (..., in_features) -> (..., simplices * vertices).
+
+    Embeds with a linear layer, normalises, and applies a softmax with a temperature to each simplex.
+    """
+
+    def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
+        temperature = self.temperature if temperature is None else temperature
+        logits = self.logits(h)
+        if _is_autocast(logits):  # as autocast has it for every softmax
+            logits = logits.float()
+        return simplicial(logits, self.vertices, temperature)
 
 
 class _ScaledSoftmax(torch.autograd.Function):
@@ -131,6 +138,11 @@ class _ScaledSoftmax(torch.autograd.Function):
 
 def _is_half(x: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16)
+
+
+def _is_autocast(x: Tensor) -> bool:
+    kind = x.device.type  # there are devices without autocast, such as "meta"
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _groups(x: Tensor, vertices: int) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from simplicia import bottlenecks, encoders, methods
 from simplicia.methods.base import Queue
 
-SIZES = {"none": {}, "sem": {"simplices": 16, "vertices": 5}}
+SMALL = {"simplices": 16, "vertices": 5}
+SIZES = {"none": {}, "sem": SMALL, "embed": SMALL, "gumbel": SMALL, "vq": SMALL | {"dimensions": 4}}
 BOTH = [(m, b) for m in methods.names() for b in bottlenecks.names()]
 
 

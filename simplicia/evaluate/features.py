@@ -55,6 +55,7 @@ def result(run: Run, protocol: str, train: ImageSet, test: ImageSet, **more: Any
         "encoder": run.recipe.encoder,
         "method": run.recipe.method,
         "sem": run.recipe.bottleneck == "sem",
+        "bottleneck": run.recipe.bottleneck,
         "pretrain_epochs": run.recipe.epochs,
         "pretrain_step": run.step,
         "pretrain_seed": run.recipe.seed,

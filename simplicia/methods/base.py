@@ -17,7 +17,7 @@ class Bottleneck(Protocol):
 
     out_features: int
     blocks: int  # how many diagonal blocks the projector's first layer gets
-    penalty: float | Tensor  # added to the method's loss
+    penalty: float | Tensor  # of the last batch; its mean over the views is added to the method's loss
 
     def __call__(self, h: Tensor, temperature: Temperature | None = None) -> Tensor: ...
 
@@ -36,13 +36,14 @@ class Branch(NamedTuple):
     features: Tensor
     embedding: Tensor
     projection: Tensor
+    penalty: float | Tensor = 0.0  # the bottleneck's
 
 
 class Network(nn.Module):
     """encoder -> bottleneck -> projector.
 
     The projector is handed p - 1/V of a simplex: the same up to a constant that its bias absorbs, but in 16
-    bits a near-uniform p would be left with a dozen levels.
+    bits a near-uniform p would be left with a dozen levels. One-hot vectors are exact as they are.
     """
 
     encoded: Tensor | None = None  # the encoder's output, where a step computed it beforehand
@@ -56,7 +57,7 @@ class Network(nn.Module):
         features = self.features(images)
         embedding = self.bottleneck(features, temperature)
         centred = embedding - self.offset if self.offset else embedding
-        return Branch(features, embedding, self.projector(centred))
+        return Branch(features, embedding, self.projector(centred), self.bottleneck.penalty)
 
     def features(self, images: Tensor) -> Tensor:
         """The encoder's output."""
@@ -88,7 +89,8 @@ class Method(nn.Module):
         if len(views) != 2:
             raise ValueError(f"{type(self).__name__} was given {len(views)} views; it takes 2")
         branches = self.branches(views)
-        loss = self.loss(views, branches) + self.online.bottleneck.penalty
+        penalty = sum(branch.penalty for branch in branches) / len(branches)
+        loss = self.loss(views, branches) + penalty
         features, embeddings = (
             tuple(x.detach() for x in part) for part in list(zip(*branches, strict=True))[:2]
         )
@@ -107,8 +109,9 @@ class Method(nn.Module):
         arguments = (self._each_its_own(len(inputs[0]), temperatures),) if temperatures else ()
         output = module(torch.cat(inputs), *arguments)
         if isinstance(output, Branch):
-            parts = zip(*(part.chunk(len(inputs)) for part in output), strict=True)
-            return [Branch(*part) for part in parts]
+            *tensors, penalty = output
+            parts = zip(*(part.chunk(len(inputs)) for part in tensors), strict=True)
+            return [Branch(*part, penalty) for part in parts]
         return list(output.chunk(len(inputs)))
 
     def _each_its_own(self, n: int, temperatures: tuple[Temperature | None, ...]) -> Temperature | None:

@@ -78,17 +78,19 @@ def create(method: nn.Module, settings: OptimSettings, rates: dict[str, Tensor],
 
     ``rates`` maps the name of a module to the 0/1 tensor that multiplies its updates.
     """
-    groups: dict[tuple[bool, str | None], dict[str, Any]] = {}
+    groups: dict[tuple[bool, bool, str | None], dict[str, Any]] = {}
     for name, p in method.named_parameters():
         if not p.requires_grad:
             continue
         excluded = settings.exclude_1d and p.ndim == 1
         frozen = next((prefix for prefix in rates if name.startswith(prefix + ".")), None)
+        own = settings.embedder_weight_decay is not None and name.startswith("online.bottleneck.")
+        decay = settings.embedder_weight_decay if own else settings.weight_decay
         group = groups.setdefault(
-            (excluded, frozen),
+            (excluded, own, frozen),
             {
                 "params": [],
-                "weight_decay": 0.0 if excluded else settings.weight_decay,
+                "weight_decay": 0.0 if excluded else decay,
                 "trust": settings.name == "lars" and not excluded,
                 "rate": None if frozen is None else rates[frozen],
             },

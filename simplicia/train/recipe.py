@@ -26,12 +26,23 @@ class SemSettings:
 
 
 @dataclass
+class VqSettings:
+    """The vector-quantised bottleneck, whose codebooks and codes are sem's simplices and vertices."""
+
+    dimensions: int = 32  # of each code
+    commitment: float = 0.25  # weight of the commitment loss
+    decay: float = 0.99  # of the codes' moving averages
+    revive: float = 0.1  # share of the average use below which a code is replaced
+
+
+@dataclass
 class OptimSettings:
     """The optimiser and its learning rate."""
 
     name: Literal["lars", "sgd"] = "lars"
     lr: float = 1.0  # at a batch of 256, scaled with the batch
     weight_decay: float = 1e-5
+    embedder_weight_decay: float | None = None  # of the bottleneck's weights (None: weight_decay)
     momentum: float = 0.9
     eta: float = 0.02  # LARS's trust coefficient
     exclude_1d: bool = True  # biases and norms get neither weight decay nor trust ratio
@@ -61,6 +72,7 @@ class Recipe:
     precision: Literal["auto", "32", "bf16"] = "auto"  # ("auto": bf16 on a GPU, 32 bits elsewhere)
     seed: int = 0
     sem: SemSettings = field(default_factory=SemSettings)
+    vq: VqSettings = field(default_factory=VqSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     views: ViewSettings = field(default_factory=ViewSettings)
     options: dict[str, Any] = field(default_factory=dict)  # the method's own, such as {"momentum": 0.99}
@@ -85,9 +97,10 @@ class Recipe:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.batch_size == 1:
             raise UserError("batch_size is 1; BatchNorm needs at least 2 images")
-        for name in ("lr", "weight_decay", "momentum", "eta", "warmup_epochs", "warmup_lr", "min_lr", "clip"):
-            if not getattr(self.optim, name) >= 0:
-                raise UserError(f"optim.{name} is {getattr(self.optim, name)}; it must not be negative")
+        for field_ in dataclasses.fields(self.optim):
+            value = getattr(self.optim, field_.name)
+            if isinstance(value, float) and not value >= 0:
+                raise UserError(f"optim.{field_.name} is {value}; it must not be negative")
         if not self.checkpoint_minutes > 0:
             raise UserError(f"checkpoint_minutes is {self.checkpoint_minutes}; it must be positive")
         if self.bottleneck not in bottlenecks.names():
@@ -97,6 +110,15 @@ class Recipe:
             value = getattr(self.sem, name)
             if value is not None and not 0 <= value < math.inf:
                 raise UserError(f"sem.{name} is {value}; it must be 0 (one-hot) or positive")
+            if self.bottleneck == "gumbel" and value == 0:
+                raise UserError(f"sem.{name} is 0; Gumbel samples need a positive one, such as 2")
+        if self.vq.dimensions < 1:
+            raise UserError(f"vq.dimensions is {self.vq.dimensions}; it must be at least 1")
+        if not 0 <= self.vq.commitment < math.inf:
+            raise UserError(f"vq.commitment is {self.vq.commitment}; it must not be negative")
+        for name in ("decay", "revive"):
+            if not 0 <= getattr(self.vq, name) < 1:
+                raise UserError(f"vq.{name} is {getattr(self.vq, name)}; it must be from 0 to below 1")
         if self.stem_padding < 0:
             raise UserError(f"stem_padding is {self.stem_padding}; it must not be negative")
         if self.optim.momentum >= 1:
@@ -136,13 +158,11 @@ class Recipe:
 
     def _build(self) -> methods.Method:
         encoder: Any = self._encoder()
-        options: dict[str, Any] = {}
-        second = None
-        if self.bottleneck != "none":
-            options = dataclasses.asdict(self.sem)
-            second = options.pop("second_temperature")
-            options["norm"] = None if self.sem.norm == "none" else self.sem.norm
+        settings = dataclasses.asdict(self.sem) | dataclasses.asdict(self.vq)
+        settings["norm"] = None if self.sem.norm == "none" else self.sem.norm
+        options = {name: settings[name] for name in bottlenecks.options(self.bottleneck)}
         bottleneck: Any = bottlenecks.create(self.bottleneck, encoder.out_features, **options)
+        second = self.sem.second_temperature if "temperature" in options else None
         return methods.create(self.method, encoder, bottleneck, second, **self.options)
 
     def _encoder(self) -> Any:

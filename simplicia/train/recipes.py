@@ -1,8 +1,9 @@
 """The named recipes: a table that reads like the paper's.
 
 ``<data set>-<method>[-sem]`` for cifar100, cifar10 and shapes, and ``<method>[-sem]`` for one's own images,
-where image size, encoder, stem and batch are chosen from the images. The numbers are those of the paper's
-experiments (ResNet-18, batch 256, 1000 epochs); each method's own constants are its defaults.
+where image size, encoder, stem and batch are chosen from the images. BYOL also has what SEM is compared
+with: ``-embed``, ``-gumbel``, ``-vq``, and ``-sem8`` with eight diagonal blocks. The numbers are those of the
+paper's experiments (ResNet-18, batch 256, 1000 epochs); each method's own constants are its defaults.
 """
 
 from typing import Any
@@ -28,6 +29,15 @@ MORE: dict[str, dict[str, Any]] = {
     "moco": {"optim.exclude_1d": False},
     "swav": {"optim.exclude_1d": False, "optim.min_lr": 6e-4},
     "vicreg": {"views.crop_scale": (0.2, 1.0)},
+}
+# what comes after the method's name
+TAILS: dict[str, dict[str, Any]] = {
+    "": {"bottleneck": "none"},
+    "-sem": {"bottleneck": "sem"},
+    "-sem8": {"bottleneck": "sem", "sem.blocks": 8},
+    "-embed": {"bottleneck": "embed"},
+    "-gumbel": {"bottleneck": "gumbel", "sem.temperature": 2.0, "sem.second_temperature": 2.0},
+    "-vq": {"bottleneck": "vq", "sem.simplices": 512, "sem.vertices": 128},
 }
 # what a data set changes
 DATA: dict[str, dict[str, Any]] = {
@@ -55,6 +65,8 @@ DATA: dict[str, dict[str, Any]] = {
         "optim.per_epoch": False,
     },
 }
+# codebooks that suit the tiny encoder and a short run
+SMALL_VQ = {"sem.simplices": 64, "sem.vertices": 32, "vq.dimensions": 8}
 # heads and queues that suit the tiny encoder and a short run
 SMALL: dict[str, dict[str, Any]] = {
     "simclr": {"hidden": 512, "out": 128},
@@ -70,29 +82,30 @@ SMALL: dict[str, dict[str, Any]] = {
 def names() -> list[str]:
     """All recipes by name."""
     heads = [f"{data}-" for data in DATA if data != "own"] + [""]
-    return [f"{head}{method}{tail}" for head in heads for method in TABLE for tail in ("", "-sem")]
+    tails = {method: list(TAILS) if method == "byol" else ["", "-sem"] for method in TABLE}
+    return [f"{head}{method}{tail}" for head in heads for method in TABLE for tail in tails[method]]
 
 
 def get(name: str) -> Recipe:
     """The recipe of that name."""
     if name not in names():
         raise unknown("recipe", name, names())
-    sem = name.endswith("-sem")
-    head, _, method = name.removesuffix("-sem").rpartition("-")
+    tail = next((tail for tail in TAILS if tail and name.endswith(tail)), "")
+    head, _, method = name.removesuffix(tail).rpartition("-")
     optimiser, lr, decay, jitter, solarise, (tau, second) = TABLE[method]
     changes: dict[str, Any] = {
         "name": name,
         "method": method,
-        "bottleneck": "sem" if sem else "none",
         "optim": {"name": optimiser, "lr": lr, "weight_decay": decay},
         "views": dict(zip(("brightness", "contrast", "saturation", "hue"), jitter, strict=True)),
         "views.solarise": solarise,
         "sem": {"temperature": tau, "second_temperature": second},
         **DATA[head or "own"],
         **MORE.get(method, {}),
+        **TAILS[tail],
     }
     if head == "shapes":
-        changes["options"] = SMALL[method]
+        changes |= {"options": SMALL[method]} | (SMALL_VQ if tail == "-vq" else {})
         changes["optim.lr"] = (
             0.05 if method in ("barlow", "vicreg") else 0.5
         )  # their losses are sums, not means

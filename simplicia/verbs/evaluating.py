@@ -73,7 +73,7 @@ def encode(arguments: list[str]) -> None:
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("images", metavar="IMAGES", help="a folder of images, or one image")
     parser.add_argument("--out", required=True, metavar="FILE.npz")
-    parser.add_argument("--layer", help="encoder, embedder, sem or codes (default: sem if the run has it)")
+    parser.add_argument("--layer", help="encoder, embedder, sem, codes, … (default: sem if trained with it)")
     parser.add_argument("--temperature", type=temperature, help="of SEM (default: the run's own)")
     parser.add_argument("--network", default="online", help="online or target (default: online)")
     parser.add_argument("--device", default="auto")
