@@ -32,10 +32,14 @@ class BlockLinear(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
+        # views, not copies: a batched product takes strided blocks, (blocks, N, in / blocks)
         parts = x.reshape(-1, self.blocks, self.in_features // self.blocks).transpose(0, 1)
-        y = torch.bmm(parts, self.weight.transpose(1, 2))  # (blocks, N, out / blocks)
-        y = y.transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
-        return y if self.bias is None else y + self.bias
+        weight = self.weight.transpose(1, 2)
+        if self.bias is None:
+            y = torch.bmm(parts, weight)
+        else:
+            y = torch.baddbmm(self.bias.view(self.blocks, 1, -1), parts, weight)
+        return y.transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
 
     def dense_weight(self) -> Tensor:
         """The same weight as one (out_features, in_features) matrix with zeros outside the blocks."""
@@ -138,4 +142,4 @@ def normalise_by_view(module: nn.Module) -> None:
         if type(part) in kinds:
             part.__class__ = kinds[type(part)]
         elif hasattr(part, "views"):
-            part.views = _ByView.views
+            part.views = _ByView.views  # type: ignore[assignment]

@@ -109,9 +109,8 @@ class Method(nn.Module):
         arguments = (self._each_its_own(len(inputs[0]), temperatures),) if temperatures else ()
         output = module(torch.cat(inputs), *arguments)
         if isinstance(output, Branch):
-            *tensors, penalty = output
-            parts = zip(*(part.chunk(len(inputs)) for part in tensors), strict=True)
-            return [Branch(*part, penalty) for part in parts]
+            parts = zip(*(part.chunk(len(inputs)) for part in output[:3]), strict=True)
+            return [Branch(*part)._replace(penalty=output.penalty) for part in parts]
         return list(output.chunk(len(inputs)))
 
     def _each_its_own(self, n: int, temperatures: tuple[Temperature | None, ...]) -> Temperature | None:
