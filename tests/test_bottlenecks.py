@@ -1,8 +1,10 @@
 """What SEM is compared with: each bottleneck against its definition, and in training."""
 
 import copy
+import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -420,3 +422,12 @@ def test_named_recipes_are_the_papers_comparisons():
     assert (vq.sem.simplices, vq.sem.vertices, vq.vq.dimensions) == (512, 128, 32)
     assert (sem8.bottleneck, sem8.sem.blocks) == ("sem", 8)
     assert (embed.bottleneck, embed.sem.simplices, embed.sem.vertices) == ("embed", 5000, 13)
+
+
+def test_the_pages_numbers_are_the_stored_ones():
+    root = Path(__file__).parents[1]
+    found = json.loads((root / "results/bench/vq.json").read_text())
+    sizes = f"{found['simplices']} x {found['vertices']} x {found['dimensions']}"
+    graph = {name: "no" if why else "yes" for name, why in found["obstacle_to_one_graph"].items()}
+    row = f"| {found['batch']} | {sizes} | {found['ratio']:.1f} | ours {graph['ours']}, library {graph['library']} |"
+    assert row in (root / "docs/bottlenecks.md").read_text()

@@ -66,7 +66,7 @@ DATA: dict[str, dict[str, Any]] = {
     },
 }
 # codebooks that suit the tiny encoder and a short run
-SMALL_VQ = {"sem.simplices": 64, "sem.vertices": 32, "vq.dimensions": 8}
+SMALL_VQ = {"sem.simplices": 256, "sem.vertices": 32, "vq.dimensions": 4}
 # heads and queues that suit the tiny encoder and a short run
 SMALL: dict[str, dict[str, Any]] = {
     "simclr": {"hidden": 512, "out": 128},

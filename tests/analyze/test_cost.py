@@ -122,6 +122,18 @@ def test_verb_rebuilds_the_stored_table(tmp_path):
     assert new["rows"] == stored["rows"]
 
 
+def test_the_pages_numbers_are_the_stored_ones():
+    page = (RESULTS.parent / "docs/cost.md").read_text()
+    for row in json.loads((RESULTS / "cost.json").read_text())["rows"]:
+        theirs, apart = row["paper"], row["deviation_percent"]
+        cells = [row["encoder"], row["model"]]
+        for name, unit, digits in (("parameters", 1e6, 1), ("activations", 1e6, 3)):
+            shown = (f"{figure[name] / unit:.{digits}f} M" for figure in (row, theirs))
+            cells.append("{} ({}, {:+.1f} %)".format(*shown, apart[name]))
+        cells.append(f"{row['flops']:.2e} ({theirs['flops']:.2e}, {apart['flops']:+.1f} %)")
+        assert f"| {' | '.join(cells)} |" in page
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
