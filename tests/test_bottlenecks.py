@@ -429,5 +429,6 @@ def test_the_pages_numbers_are_the_stored_ones():
     found = json.loads((root / "results/bench/vq.json").read_text())
     sizes = f"{found['simplices']} x {found['vertices']} x {found['dimensions']}"
     graph = {name: "no" if why else "yes" for name, why in found["obstacle_to_one_graph"].items()}
-    row = f"| {found['batch']} | {sizes} | {found['ratio']:.1f} | ours {graph['ours']}, library {graph['library']} |"
-    assert row in (root / "docs/bottlenecks.md").read_text()
+    page = (root / "docs/bottlenecks.md").read_text()
+    words = f"ours {graph['ours']}, library {graph['library']}"
+    assert f"| {found['batch']} | {sizes} | {found['ratio']:.1f} | {words} |" in page
