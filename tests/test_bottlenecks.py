@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import simplicia
 from simplicia import bottlenecks, encoders, methods, simplicial
+from simplicia.evaluate.knn import knn
 from simplicia.layers import normalise_by_view
 from simplicia.run import Run, represent
 from simplicia.train import checkpoint, optim, recipes
@@ -432,3 +433,14 @@ def test_the_pages_numbers_are_the_stored_ones():
     page = (root / "docs/bottlenecks.md").read_text()
     words = f"ours {graph['ours']}, library {graph['library']}"
     assert f"| {found['batch']} | {sizes} | {found['ratio']:.1f} | {words} |" in page
+
+
+@pytest.mark.parametrize("bottleneck", ["sem", "embed"])
+def test_byol_learns_the_shapes(bottleneck, tmp_path):
+    small = {"epochs": 2, "image_size": 16, "sem.simplices": 64, "quiet": True}
+    run = simplicia.pretrain(f"shapes-byol-{bottleneck}", out=tmp_path / "run", **small)
+    torch.manual_seed(run.recipe.seed)
+    untrained = Run(run.path, run.recipe, run.recipe.build(), run.state)
+    train, test = (simplicia.data.datasets.load("shapes", split) for split in ("train", "test"))
+    after, before = (knn(each, train, test)["accuracy"] for each in (run, untrained))
+    assert after > before + 5  # points; the standard error of each is about 1.5
