@@ -15,6 +15,7 @@ VERBS = {  # name: (module of simplicia.verbs, what it does)
     "pretrain": ("training", "train a recipe: simplicia pretrain cifar100-byol-sem --epochs 200"),
     "probe": ("evaluating", "offline linear probe of a run"),
     "knn": ("evaluating", "nearest-neighbour accuracy of a run"),
+    "compare": ("evaluating", "all results of runs side by side: simplicia compare RUN RUN …"),
     "encode": (
         "evaluating",
         "representations or codes of images: simplicia encode RUN images/ --out codes.npz",

@@ -1,8 +1,52 @@
 """Weighted k-nearest-neighbour votes over features (Wu et al., https://arxiv.org/abs/1805.01978)."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+COMPARED = 2**27  # codes compared at a time
+
+
+def cosine(queries: Tensor, bank: Tensor) -> Tensor:
+    """(M, D) and (N, D) -> (M, N)."""
+    return F.normalize(queries.float(), dim=-1) @ F.normalize(bank.float(), dim=-1).T
+
+
+@torch.no_grad()
+def overlap(queries: Tensor, bank: Tensor) -> Tensor:
+    """Share of simplices whose codes agree: (M, L) and (N, L) integers -> (M, N) from 0 to 1."""
+    chunk = max(1, COMPARED // bank.numel())
+    agree = [(part[:, None] == bank).sum(-1) for part in queries.split(chunk)]
+    return torch.cat(agree) / bank.shape[1]
+
+
+@torch.no_grad()
+def nearest(
+    bank: Tensor,  # (N, D)
+    queries: Tensor,  # (M, D)
+    k: int,
+    similarity: Callable[[Tensor, Tensor], Tensor] = cosine,
+    represent: Callable[[Tensor], Tensor] = lambda x: x,
+    chunk: int = 2048,
+) -> tuple[Tensor, Tensor]:
+    """Similarity and index of each query's k nearest, (M, k), by chunks of both.
+
+    ``represent`` turns a chunk into what is compared, so that a wide layer is never held for all images.
+    """
+    best = [(torch.empty(len(part), 0), torch.empty(len(part), 0)) for part in queries.split(chunk)]
+    for start, rows in zip(range(0, len(bank), chunk), bank.split(chunk), strict=True):
+        represented = represent(rows)
+        for i, part in enumerate(queries.split(chunk)):
+            found = similarity(represent(part), represented)
+            places = torch.arange(start, start + len(rows), device=found.device).expand_as(found)
+            values = torch.cat([best[i][0].to(found), found], 1)
+            both = torch.cat([best[i][1].to(places), places], 1)
+            top = values.topk(min(k, values.shape[1]))
+            best[i] = top.values, both.gather(1, top.indices)
+    similarities, indices = zip(*best, strict=True)
+    return torch.cat(similarities), torch.cat(indices)
 
 
 @torch.no_grad()
@@ -13,24 +57,12 @@ def vote(
     classes: int,
     k: int = 20,
     temperature: float = 0.07,
-    chunk: int = 512,
+    similarity: Callable[[Tensor, Tensor], Tensor] = cosine,
+    represent: Callable[[Tensor], Tensor] = lambda x: x,
+    chunk: int = 2048,
 ) -> Tensor:
-    """Scores (M, classes): a query's k nearest by cosine vote for their labels with weight exp(cos / T)."""
-    bank = F.normalize(bank.float(), dim=-1)
-    k = min(k, len(bank))
-    scores = []
-    for part in queries.split(chunk):
-        similarity, nearest = (F.normalize(part.float(), dim=-1) @ bank.T).topk(k)
-        weights = (
-            (similarity - 1) / temperature
-        ).exp()  # relative to a perfect match, so that nothing overflows
-        votes = torch.zeros(len(part), classes, device=bank.device)
-        scores.append(votes.scatter_add_(1, labels.to(bank.device)[nearest], weights))
-    return torch.cat(scores)
-
-
-@torch.no_grad()
-def overlap(queries: Tensor, bank: Tensor, chunk: int = 64) -> Tensor:
-    """Share of simplices whose codes agree: (M, L) and (N, L) integers -> (M, N) from 0 to 1."""
-    agree = [(part[:, None] == bank).float().mean(-1) for part in queries.split(chunk)]
-    return torch.cat(agree)
+    """Scores (M, classes): a query's k nearest vote for their labels with weight exp(similarity / T)."""
+    found, indices = nearest(bank, queries, k, similarity, represent, chunk)
+    weights = ((found - 1) / temperature).exp()  # relative to a perfect match, so that nothing overflows
+    votes = torch.zeros(len(queries), classes, device=found.device)
+    return votes.scatter_add_(1, labels.to(found.device)[indices], weights)

@@ -1,6 +1,7 @@
 """Images in, arrays out: representations of a folder with the names of its files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,8 @@ def encode(
     batch, files, skipped = folder.read_all(Path(images), run.recipe.image_size)
     values = run.encode(batch, layer, temperature, network).numpy()
     if layer == "codes":
-        values = values.astype(np.uint8 if run.recipe.sem.vertices <= 256 else np.int32)
+        bottleneck: Any = run.network(network).bottleneck
+        values = values.astype(np.uint8 if bottleneck.vertices <= 256 else np.int32)
     temporary = path.with_name(f".{path.name}.writing.npz")
     np.savez_compressed(temporary, allow_pickle=False, **{layer: values, "files": np.array(files)})
     temporary.replace(path)

@@ -1,7 +1,4 @@
-"""What all evaluations share: labelled images, the encoder's features, results that state their protocol."""
-
-import math
-from typing import Any
+"""What all evaluations share: labelled images, and the encoder's features of them."""
 
 import torch
 from torch import Tensor
@@ -9,26 +6,39 @@ from torch import Tensor
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
-from simplicia.provenance import versions
+from simplicia.evaluate.results import percent, result
 from simplicia.run import Run
+
+__all__ = ["check_classes", "encoder_features", "labelled", "percent", "result"]
 
 
 def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> tuple[ImageSet, ImageSet]:
     """Train and test images with labels: of the run's own data set, or of another."""
     name = data or run.recipe.data
     size = None if name in datasets.names() else run.recipe.image_size
-    sets = []
-    for split in ("train", "test"):
-        images = datasets.load(name, split, data_dir or run.recipe.data_dir, size=size)
+    directory = data_dir or run.recipe.data_dir
+    train, test = (datasets.load(name, split, directory, size=size) for split in ("train", "test"))
+    check_classes(train, test)
+    return train, test
+
+
+def check_classes(train: ImageSet, test: ImageSet) -> None:
+    """A UserError unless both sets are labelled with the same classes, and training shows what is tested."""
+    for images in (train, test):
         if images.labels is None:
             raise UserError(
-                f"{name} has no labels to measure with; give --data with a labelled set (folder/<class>/*)"
+                f"{images.name} has no labels to measure with; "
+                "give --data with a labelled set (folder/<class>/*)"
             )
-        sets.append(images)
-    train, test = sets
+    assert train.labels is not None and test.labels is not None
     if train.classes != test.classes:
-        raise UserError(f"the classes of {name}'s train and test images are not the same")
-    return train, test
+        apart = sorted(set(train.classes) ^ set(test.classes))
+        which = f"{_listed(apart)} only in one of them" if apart else "the same names in another order"
+        raise UserError(f"the classes of {train.name}'s train and test images do not match: {which}")
+    unseen = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
+    if unseen:
+        names = _listed([train.classes[i] for i in unseen])
+        raise UserError(f"{test.name} tests classes that no training image shows: {names}")
 
 
 @torch.no_grad()
@@ -45,29 +55,5 @@ def encoder_features(run: Run, images: Tensor, network: str = "online", batch_si
     return features
 
 
-def result(run: Run, protocol: str, train: ImageSet, test: ImageSet, **more: Any) -> dict[str, Any]:
-    """The fields every measurement states."""
-    return {
-        "protocol": protocol,
-        "online": False,
-        "run": run.recipe.name,
-        "dataset": train.name,
-        "encoder": run.recipe.encoder,
-        "method": run.recipe.method,
-        "sem": run.recipe.bottleneck == "sem",
-        "bottleneck": run.recipe.bottleneck,
-        "pretrain_epochs": run.recipe.epochs,
-        "pretrain_step": run.step,
-        "pretrain_seed": run.recipe.seed,
-        "batch_size": run.recipe.batch_size,
-        "train_images": len(train),
-        "test_images": len(test),
-        **more,
-        **versions(run.device),
-    }
-
-
-def percent(correct: int, total: int) -> dict[str, float]:
-    """An accuracy in percent with its standard error."""
-    share = correct / total
-    return {"accuracy": 100 * share, "standard_error": 100 * math.sqrt(share * (1 - share) / total)}
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

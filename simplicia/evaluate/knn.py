@@ -3,9 +3,14 @@
 import time
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from simplicia.data.datasets import ImageSet
-from simplicia.evaluate.features import encoder_features, percent, result
-from simplicia.neighbours import vote
+from simplicia.errors import UserError
+from simplicia.evaluate.features import check_classes, encoder_features
+from simplicia.evaluate.results import percent, result
+from simplicia.neighbours import cosine, overlap, vote
 from simplicia.run import Run, represent
 
 
@@ -19,19 +24,33 @@ def knn(
     vote_temperature: float = 0.07,
     network: str = "online",
 ) -> dict[str, Any]:
-    """Accuracy of the k nearest training images' votes, by cosine; on codes that is their overlap."""
+    """Accuracy of the k nearest training images' votes, by cosine; on codes by their overlap."""
     start = time.monotonic()
+    check_classes(train, test)
     layer = run.check_layer(layer)
-    net = run.network(network)
-    # one-hot vectors have as cosine the share of equal codes
-    wanted, tau = ("sem", 0.0) if layer == "codes" else (layer, temperature)
-    bank, queries = (
-        represent(net, encoder_features(run, s.images, network), wanted, tau) for s in (train, test)
-    )
+    net: Any = run.network(network)
+    bottleneck: Any = net.bottleneck
+    on_codes = layer == "codes"
+    small = torch.uint8 if on_codes and bottleneck.vertices <= 256 else torch.int32
+
+    def compared(features: Tensor) -> Tensor:
+        found = represent(net, features, layer, temperature)
+        if not found.isfinite().all():
+            raise UserError(f"layer {layer!r} of {run.path} has features that are not finite")
+        return found.to(small) if on_codes else found
+
+    bank, queries = (encoder_features(run, s.images, network) for s in (train, test))
     assert train.labels is not None and test.labels is not None
-    scores = vote(bank, train.labels, queries, len(train.classes), k, vote_temperature)
-    correct = int((scores.argmax(1).cpu() == test.labels).sum())
-    shown = tau if tau is not None else run.recipe.sem.temperature if layer == "sem" else None
+    classes = len(train.classes)
+    similarity = overlap if on_codes else cosine
+    scores = vote(bank, train.labels, queries, classes, k, vote_temperature, similarity, compared)
+    truth = test.labels.to(scores.device)[:, None]
+    first = int((scores.argmax(1, keepdim=True) == truth).sum())
+    among = int((scores.topk(5).indices == truth).sum()) if classes > 5 else None
+    if layer == "sem":
+        shown = bottleneck.temperature if temperature is None else temperature
+    else:
+        shown = 0.0 if on_codes else None
     return result(
         run,
         "weighted kNN",
@@ -42,6 +61,7 @@ def knn(
         temperature=shown,
         k=k,
         vote_temperature=vote_temperature,
-        **percent(correct, len(test)),
+        similarity="overlap" if on_codes else "cosine",
         seconds=time.monotonic() - start,
+        **percent(first, len(test), among),  # type: ignore[arg-type]
     )

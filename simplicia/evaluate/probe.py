@@ -1,58 +1,201 @@
-"""Linear probe: a grid of linear classifiers on frozen features, trained together, chosen on held-out data.
+"""Linear probe: linear classifiers on frozen features, chosen on held-out training images, tested once.
 
-The paper's protocol: SGD with momentum 0.9, rate x0.1 at 60 % and 80 % of the epochs; rate, L1 weight and
-temperature picked on 10 % of the training images; retrained on all of them; tested once.
+The paper's protocol (its appendix, "Linear evaluation"): every learning rate with every penalty at every
+temperature is trained at once; the best at each temperature is trained again on all training images.
 """
 
+import dataclasses
+import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from simplicia.data.datasets import ImageSet, held_out
-from simplicia.data.views import Views, ViewSettings
-from simplicia.errors import UserError
-from simplicia.evaluate.features import encoder_features, percent, result
-from simplicia.methods.base import Network
-from simplicia.run import Run, represent
-
-NOTHING = 1e-15  # smaller than this is zero: denormal numbers make a CPU ten times slower
-CACHE = 2**30  # bytes of representations kept rather than computed for each batch
+from simplicia.data.datasets import ImageSet
+from simplicia.errors import UserError, unknown
+from simplicia.evaluate.features import check_classes
+from simplicia.evaluate.inputs import Inputs
+from simplicia.evaluate.linear import Probes, Rates, correct, train
+from simplicia.evaluate.results import over_seeds, result
+from simplicia.run import Run
 
 
 @dataclass
 class ProbeSettings:
-    """How probes are trained. The grid is every lr with every L1 weight at every temperature."""
+    """How probes are trained. The grid is every lr with every L1 and L2 weight at every temperature."""
 
-    lrs: tuple[float, ...] = (
-        0.01,
-        0.1,
-        0.2,
-        1.0,
-        5.0,
-    )  # the paper's .01 .1 .2, and more for small embeddings
-    l1: tuple[float, ...] = (0.0, 1e-5)
+    lrs: tuple[float, ...] = (0.1, 1.0, 5.0)
+    l1: tuple[float, ...] = (0.0,)
+    l2: tuple[float, ...] = (0.0,)  # weight decay
     temperatures: tuple[float, ...] = (0.0, 0.01, 0.1, 1.0)  # of SEM; 0: one-hot codes
-    epochs: int = 100
+    epochs: int = 30
     batch_size: int = 256
-    validation: float = 0.1  # share of the training images to choose on
+    momentum: float = 0.9
+    nesterov: bool = False
+    validation: float = 0.1  # to choose on: a share of each class, or from 1 up a number of images of each
     augment: bool = False  # random crops and flips, each epoch anew; otherwise features are computed once
     seed: int = 0
+    seeds: int = 1  # trainings, with seeds from ``seed`` up; their mean is reported
 
     def validate(self) -> None:
-        for name in ("lrs", "l1", "temperatures"):
+        for name in ("lrs", "l1", "l2", "temperatures"):
             values = getattr(self, name)
-            if not values or any(not v >= 0 for v in values):
+            if not values or any(not 0 <= v < float("inf") for v in values):
                 raise UserError(f"{name} is {values}; it takes one or more numbers that are not negative")
-        if self.epochs < 1 or self.batch_size < 1:
+        for name in ("epochs", "batch_size", "seeds"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"momentum is {self.momentum}; it must be from 0 to below 1")
+        if not 0 < self.validation < 1 and not (self.validation >= 1 and self.validation % 1 == 0):
             raise UserError(
-                f"epochs is {self.epochs} and batch_size {self.batch_size}; both must be at least 1"
+                f"validation is {self.validation}; it must be a share between 0 and 1, "
+                "or a whole number of images of each class"
             )
-        if not 0 < self.validation < 1:
-            raise UserError(f"validation is {self.validation}; it must be a share between 0 and 1")
+
+
+PRESETS = {
+    "quick": ProbeSettings(),
+    "cifar": ProbeSettings(
+        lrs=(0.01, 0.1, 0.2),
+        l1=(0.0, 1e-5),
+        temperatures=(1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0),
+        epochs=100,
+        augment=True,
+    ),
+    "imagenet": ProbeSettings(
+        lrs=(0.5, 0.1, 0.05, 0.01),
+        l1=(0.0, 1e-6, 1e-5),
+        temperatures=(0.01, 0.1, 1.0),
+        epochs=100,
+        nesterov=True,
+        validation=10,
+        augment=True,
+    ),
+}
+
+
+def preset(name: str) -> ProbeSettings:
+    """Settings by name: "quick", or those of the paper for "cifar" and "imagenet"."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return dataclasses.replace(PRESETS[name])
+
+
+@dataclass
+class Trained:
+    """Probes that were chosen and trained, for each seed one at each temperature; no test image was seen."""
+
+    run: Run
+    layer: str
+    network: str
+    temperatures: tuple[float | None, ...]
+    rates: list[Rates]  # chosen at each temperature
+    validation: list[float]  # accuracy of those in percent, mean over seeds
+    validation_images: int
+    classes: int
+    probes: list[Probes]  # per seed: weight (temperatures, features, classes), bias
+
+    @property
+    def best(self) -> int:
+        """Which temperature has the highest validation accuracy, the first of equals."""
+        return max(range(len(self.validation)), key=self.validation.__getitem__)
+
+    def test(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """How many images are right, first and among five: (seeds, trained at, tested at) temperatures."""
+        device = self.run.device
+        inputs = Inputs(self.run, images, self.layer, self.temperatures, self.network)
+        parts = torch.arange(len(images), device=device).split(256)
+        found = []
+        for weight, bias in self.probes:
+            # as probes side by side, each of which sees the images at every temperature
+            side_by_side = Probes(
+                *(p.transpose(0, 1).flatten(1).expand(len(p), *p.shape[1:2], -1) for p in (weight, bias))
+            )
+            batches = (inputs.plain(part) for part in parts)
+            found.append(correct(side_by_side, batches, labels.to(device), self.classes))
+        first, among = (torch.stack(counts).mT.cpu() for counts in zip(*found, strict=True))
+        return first, among
+
+
+def fit(
+    run: Run,
+    images: ImageSet,
+    layer: str | None = None,
+    settings: ProbeSettings | None = None,
+    network: str = "online",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Trained:
+    """Train the grid on a part of the training images, choose on the rest, and retrain on all of them.
+
+    With several seeds the choice is by the mean of their validation accuracies.
+    """
+    settings = settings or ProbeSettings()
+    settings.validate()
+    layer = run.check_layer(layer)
+    temperatures: tuple[float | None, ...] = {"sem": settings.temperatures, "codes": (0.0,)}.get(
+        layer, (None,)
+    )
+    assert images.labels is not None
+    device, classes = run.device, len(images.classes)
+    held = _hold_out(images, settings.validation).to(device)
+    fit_on, choose_on = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+    labels = images.labels.to(device)
+    inputs = Inputs(run, images.images, layer, temperatures, network, settings.augment)
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    done = 0
+
+    def after_epoch() -> None:
+        nonlocal done
+        done += 1
+        progress(done, 2 * len(seeds) * settings.epochs)
+
+    def trained(indices: Tensor, grids: list[list[Rates]], seed: int) -> Probes:
+        probes = train(
+            lambda epoch, part: inputs.training(seed, epoch, part),
+            inputs.width,
+            indices,
+            labels,
+            classes,
+            grids,
+            epochs=settings.epochs,
+            batch_size=settings.batch_size,
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            seed=seed,
+            after_epoch=after_epoch,
+        )
+        if not all(p.isfinite().all() for p in probes):
+            raise UserError(
+                f"probes of {run.path} on {layer!r} are not finite; its features are not, or lrs are too high"
+            )
+        return probes
+
+    grid = [Rates(*rates) for rates in itertools.product(settings.lrs, settings.l1, settings.l2)]
+    right = torch.zeros(len(temperatures), len(grid), device=device)
+    for seed in seeds:
+        candidates = trained(fit_on, [grid] * len(temperatures), seed)
+        batches = (inputs.plain(part) for part in choose_on.split(256))
+        right += correct(candidates, batches, labels[choose_on], classes)[0]
+        del candidates  # a grid can be gigabytes
+    best = right.max(1)
+    chosen = [grid[i] for i in best.indices.tolist()]
+    everything = torch.arange(len(images), device=device)
+    return Trained(
+        run,
+        layer,
+        network,
+        temperatures,
+        chosen,
+        [100 * r / (len(choose_on) * len(seeds)) for r in best.values.tolist()],
+        len(choose_on),
+        classes,
+        [trained(everything, [[rates] for rates in chosen], seed) for seed in seeds],
+    )
 
 
 def probe(
@@ -62,167 +205,76 @@ def probe(
     layer: str | None = None,
     settings: ProbeSettings | None = None,
     network: str = "online",
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Accuracy of the chosen probe, and of the best one at each temperature."""
+    """Accuracy of the chosen probe, of the best one at each temperature, and of each at every temperature."""
     start = time.monotonic()
     settings = settings or ProbeSettings()
-    settings.validate()
-    layer = run.check_layer(layer)
-    temperatures: tuple[float | None, ...] = settings.temperatures if layer == "sem" else (None,)
-    wanted = "sem" if layer == "codes" else layer
-    if layer == "codes":
-        temperatures = (0.0,)
-    net, classes = run.network(network), len(train.classes)
-    assert train.labels is not None and test.labels is not None
-    labels = train.labels.to(run.device)
-    held = torch.from_numpy(held_out(train.labels.numpy(), settings.validation)).to(run.device)
-    if not held.any():
-        raise UserError(f"{train.name} has too few images of each class to hold some out for choosing")
-    source = _Features(run, train.images, net, wanted, temperatures, settings, network)
+    check_classes(train, test)
+    found = fit(run, train, layer, settings, network, progress)
+    assert test.labels is not None
+    first, among = found.test(test.images, test.labels)
+    temperatures = list(found.temperatures)
 
-    grid = [(lr, l1) for lr in settings.lrs for l1 in settings.l1]
-    fit_on, choose_on = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
-    candidates = _fit(source, fit_on, labels, classes, [grid] * len(temperatures), settings)
-    scores = _correct(
-        candidates, source.plain(choose_on), labels[choose_on], len(grid)
-    )  # (temperatures, grid)
-    best = scores.argmax(1).tolist()
-
-    chosen = [[grid[i]] for i in best]
-    everything = torch.arange(len(train), device=run.device)
-    final = _fit(source, everything, labels, classes, chosen, settings)
-    test_source = _Features(run, test.images, net, wanted, temperatures, settings, network)
-    test_labels = test.labels.to(run.device)
-    correct = _correct(final, test_source.plain(torch.arange(len(test), device=run.device)), test_labels, 1)[
-        :, 0
-    ]
-
-    each = [
-        {
-            "temperature": tau,
-            "lr": grid[i][0],
-            "l1": grid[i][1],
-            "validation_accuracy": 100 * scores[t, i].item() / len(choose_on),
-            **percent(int(correct[t].item()), len(test)),
+    def measured(t: int) -> dict[str, Any]:
+        top5 = among[:, t, t].tolist() if found.classes > 5 else None  # of five classes, five guesses are all
+        return {
+            "temperature": temperatures[t],
+            "selected": found.rates[t]._asdict(),
+            "validation_accuracy": found.validation[t],
+            **over_seeds(first[:, t, t].tolist(), len(test), top5),
         }
-        for t, (tau, i) in enumerate(zip(temperatures, best, strict=True))
-    ]
-    selected = max(each, key=lambda row: row["validation_accuracy"])
+
+    several = len(temperatures) > 1
+    on_gpu = run.device.type == "cuda"
     return result(
         run,
         "offline linear probe",
         train,
         test,
         network=network,
-        layer=layer,
-        **selected,
-        grid={"lrs": settings.lrs, "l1": settings.l1, "temperatures": temperatures},
-        per_temperature=each if len(each) > 1 else [],
+        layer=found.layer,
+        **measured(found.best),
+        validation_images=found.validation_images,
+        seeds=range(settings.seed, settings.seed + settings.seeds),
+        grid={
+            "lrs": settings.lrs,
+            "l1": settings.l1,
+            "l2": settings.l2,
+            "temperatures": temperatures,
+        },
+        per_temperature=[measured(t) for t in range(len(temperatures))] if several else [],
+        temperature_matrix={
+            "trained_at": temperatures,
+            "tested_at": temperatures,
+            "accuracy": (100 * first.double().mean(0) / len(test)).tolist(),
+        }
+        if several
+        else None,
         epochs=settings.epochs,
         probe_batch_size=settings.batch_size,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
         views="crop and flip" if settings.augment else "none",
-        validation_images=len(choose_on),
-        probe_seed=settings.seed,
+        precision=("bf16 views, " * settings.augment + "tf32 products") if on_gpu else "float32",
         seconds=time.monotonic() - start,
     )
 
 
-class _Features:
-    """Inputs of the probes, (temperatures, batch, features), for training (maybe augmented) and testing."""
-
-    def __init__(
-        self,
-        run: Run,
-        images: Tensor,
-        net: Network,
-        layer: str,
-        temperatures: tuple[float | None, ...],
-        settings: ProbeSettings,
-        network: str,
-    ):
-        self.net, self.layer, self.temperatures = net, layer, temperatures
-        self.features = encoder_features(run, images, network)
-        width = self._represent(self.features[:1]).shape[-1]
-        self.cache: Tensor | None = None
-        if len(temperatures) * len(images) * width * 4 <= CACHE:
-            self.cache = torch.cat([self._represent(part) for part in self.features.split(256)], dim=1)
-        self.views: Views | None = None
-        if settings.augment:
-            recipe = run.recipe
-            crops = ViewSettings.crop_flip(recipe.views.crop_scale)
-            self.images = images.to(run.device)
-            self.views = Views(crops, recipe.image_size, tuple(run.state["mean"]), tuple(run.state["std"]))
-
-    @torch.no_grad()
-    def training(self, indices: Tensor) -> Tensor:
-        if self.views is None:
-            return self._plain(indices)
-        return self._represent(self.net.encoder(self.views(self.images[indices])[0]).float())
-
-    def plain(self, indices: Tensor, batch_size: int = 256) -> Any:
-        """Batches without augmentation, in order."""
-        return (self._plain(part) for part in indices.split(batch_size))
-
-    def _plain(self, indices: Tensor) -> Tensor:
-        return self._represent(self.features[indices]) if self.cache is None else self.cache[:, indices]
-
-    @torch.no_grad()
-    def _represent(self, features: Tensor) -> Tensor:
-        layers = [represent(self.net, features, self.layer, tau).float() for tau in self.temperatures]
-        return F.hardshrink(torch.stack(layers), NOTHING)
-
-
-def _fit(
-    source: _Features,
-    indices: Tensor,
-    labels: Tensor,
-    classes: int,
-    grids: list[list[tuple[float, float]]],  # per temperature: (lr, l1) of each probe
-    settings: ProbeSettings,
-) -> tuple[Tensor, Tensor]:
-    """Weights (temperatures, features, probes * classes) and biases of all probes, trained together."""
-    device = labels.device
-    generator = torch.Generator().manual_seed(settings.seed)
-    width = source.training(indices[:1]).shape[-1]
-    probes = len(grids[0])
-    columns = probes * classes
-    weight = torch.zeros(len(grids), width, columns, device=device)
-    bias = torch.zeros(len(grids), 1, columns, device=device)
-    weight_velocity, bias_velocity = torch.zeros_like(weight), torch.zeros_like(bias)
-    lr, l1 = (
-        torch.tensor([[pair[i] for pair in grid for _ in range(classes)] for grid in grids], device=device)[
-            :, None
-        ]
-        for i in (0, 1)
-    )
-    any_l1 = any(weight > 0 for grid in grids for _, weight in grid)
-    torch.manual_seed(settings.seed)
-    for epoch in range(settings.epochs):
-        decay = 0.1 ** sum(epoch >= share * settings.epochs for share in (0.6, 0.8))
-        order = indices[torch.randperm(len(indices), generator=generator).to(device)]
-        for part in order.split(settings.batch_size):
-            x = source.training(part)
-            scores = torch.baddbmm(bias, x, weight).unflatten(-1, (probes, classes))
-            # the gradient of the cross-entropy in its scores, for all probes at once
-            error = torch.softmax(scores, -1)
-            error = (error - F.one_hot(labels[part], classes)[:, None]).flatten(-2) / len(part)
-            error = F.hardshrink(error, NOTHING)
-            weight_velocity.baddbmm_(x.transpose(1, 2), error, beta=0.9)
-            if any_l1:
-                weight_velocity.addcmul_(weight.sign(), l1)
-            bias_velocity.mul_(0.9).add_(error.sum(1, keepdim=True))
-            weight.addcmul_(weight_velocity, lr, value=-decay)
-            bias.addcmul_(bias_velocity, lr, value=-decay)
-    return weight, bias
-
-
-def _correct(probes: tuple[Tensor, Tensor], batches: Any, labels: Tensor, count: int) -> Tensor:
-    """How many images each probe gets right: (temperatures, probes)."""
-    weight, bias = probes
-    right = torch.zeros(len(weight), count, dtype=torch.long, device=labels.device)
-    start = 0
-    for x in batches:
-        guesses = torch.baddbmm(bias, x, weight).unflatten(-1, (count, -1)).argmax(-1)  # (T, batch, probes)
-        right += (guesses == labels[start : start + x.shape[1], None]).sum(1)
-        start += x.shape[1]
-    return right
+def _hold_out(images: ImageSet, validation: float) -> Tensor:
+    """A mask of the training images to choose on: some of each class, the same every time."""
+    assert images.labels is not None
+    labels = images.labels.numpy()
+    mask = np.zeros(len(labels), dtype=bool)
+    least = 2 if validation < 1 else int(validation) + 1
+    for number in np.unique(labels):
+        members = np.flatnonzero(labels == number)
+        if len(members) < least:
+            raise UserError(
+                f"{images.name} has too few images to hold some out for choosing: class "
+                f"{images.classes[number]!r} has {len(members)}, and needs {least}"
+            )
+        share = round(validation * len(members)) if validation < 1 else int(validation)
+        count = min(max(share, 1), len(members) - 1)
+        mask[np.random.default_rng(0).permutation(members)[:count]] = True
+    return torch.from_numpy(mask)

@@ -99,7 +99,7 @@ class Training:
                 f"online_every is {self.recipe.online_every}, but {self.images.name} has no labels"
             )
         arguments = self.images, test, self.statistics, self.fabric.device, self.recipe.image_size
-        self.step.probe = OnlineProbe(self.method, *arguments)
+        self.step.probe = OnlineProbe(self.method, *arguments, self.recipe.online_temperatures)
 
     def introduce(self, notes: list[str]) -> None:
         """Say what is about to be trained."""

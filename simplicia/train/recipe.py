@@ -80,9 +80,17 @@ class Recipe:
     log_every: int = 50  # steps
     checkpoint_minutes: float = 2.0
     online_every: int = 0  # epochs between online probes (0: never; needs labels)
+    online_temperatures: tuple[float, ...] = ()  # of SEM, for online probes besides that at its own
     loggers: tuple[str, ...] = ()  # "tensorboard", "wandb"
 
-    WATCHING: ClassVar = ("data_dir", "log_every", "checkpoint_minutes", "online_every", "loggers")
+    WATCHING: ClassVar = (
+        "data_dir",
+        "log_every",
+        "checkpoint_minutes",
+        "online_every",
+        "online_temperatures",
+        "loggers",
+    )
 
     def validate(self) -> None:
         """Raise a UserError for a value no run can have."""
@@ -119,6 +127,9 @@ class Recipe:
         for name in ("decay", "revive"):
             if not 0 <= getattr(self.vq, name) < 1:
                 raise UserError(f"vq.{name} is {getattr(self.vq, name)}; it must be from 0 to below 1")
+        for value in self.online_temperatures:
+            if not 0 <= value < math.inf:
+                raise UserError(f"online_temperatures has {value}; each must be 0 (one-hot) or positive")
         if self.stem_padding < 0:
             raise UserError(f"stem_padding is {self.stem_padding}; it must not be negative")
         if self.optim.momentum >= 1:

@@ -1,48 +1,92 @@
-"""Verbs that measure a run or use it: probe, knn, encode."""
+"""Verbs that measure a run or use it: probe, knn, compare, encode."""
 
+import json
 import sys
+from typing import Any
 
-from simplicia.options import Parser, add_settings, measuring, positive, temperature
+from simplicia.options import Parser, add_settings, measuring, positive, target, temperature
 from simplicia.show import table
 
 
 def probe(arguments: list[str]) -> None:
     from simplicia.evaluate.features import labelled
-    from simplicia.evaluate.probe import ProbeSettings, probe
+    from simplicia.evaluate.probe import preset, probe
+    from simplicia.evaluate.results import name
     from simplicia.run import load
+    from simplicia.train.log import Progress
     from simplicia.train.settings import with_changes
 
+    first = Parser("probe RUN", add_help=False)
+    first.add_argument("--preset", default="quick")
+    preset_name = first.parse_known_args(arguments)[0].preset
+    settings = preset(preset_name)
     parser = measuring("probe", "Offline linear probe, chosen on held-out training images, tested once.")
-    setters = add_settings(parser, ProbeSettings())
+    parser.add_argument(
+        "--preset", default="quick", help="quick, or the paper's cifar or imagenet (default: quick)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    setters = add_settings(parser, settings)
     given = vars(parser.parse(arguments))
-    settings = with_changes(ProbeSettings(), {k: given[k] for k in setters if given[k] is not None})
+    settings = with_changes(settings, {k: given[k] for k in setters if given[k] is not None})
+    settings.validate()
     run = load(given["run"], given["device"])
     layer = run.check_layer(given["layer"])
+    run.network(given["network"])
     train, test = labelled(run, given["data"], given["data_dir"])
-    found = probe(run, train, test, layer, settings, given["network"])
+
+    def progress(done: int, total: int) -> None:
+        bar.update(done, "choosing" if 2 * done <= total else "training what was chosen")
+
+    bar = Progress(f"probes on {layer}", 2 * settings.seeds * settings.epochs, 0, given["quiet"])
+    try:
+        found = probe(
+            run,
+            train,
+            test,
+            layer,
+            settings,
+            given["network"],
+            progress,
+        )
+    finally:
+        bar.close()
+    found["preset"] = preset_name
     rows = found["per_temperature"] or [found]
     table(
         f"offline linear probe, {found['layer']}, {found['dataset']}, {found['network']} network",
-        ["temperature", "lr", "L1", "validation %", "test %"],
+        ["temperature", "lr", "L1", "L2", "validation %", "test %", "top-5 %"],
         [
             [
-                "-" if row["temperature"] is None else f"{row['temperature']:g}",
-                f"{row['lr']:g}",
-                f"{row['l1']:g}",
+                _tau(row["temperature"]),
+                *(f"{row['selected'][key]:g}" for key in ("lr", "l1", "l2")),
                 f"{row['validation_accuracy']:.1f}",
-                f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}",
+                _accuracy(row),
+                f"{row['top5_accuracy']:.1f}" if "top5_accuracy" in row else "-",
             ]
             for row in rows
         ],
     )
-    if len(rows) > 1:
-        print(f"chosen on validation: temperature {found['temperature']:g}, test {found['accuracy']:.1f} %")
-    print(f"written to {run.write_result(f'probe-{layer}', found, given['json'])}")
+    matrix = found["temperature_matrix"]
+    if matrix is not None:
+        table(
+            "test % of each probe at every temperature",
+            ["trained at", *(f"tested at {_tau(tau)}" for tau in matrix["tested_at"])],
+            [
+                [_tau(tau), *(f"{accuracy:.1f}" for accuracy in row)]
+                for tau, row in zip(matrix["trained_at"], matrix["accuracy"], strict=True)
+            ],
+        )
+        print(f"chosen on validation: temperature {found['temperature']:g}, test {_accuracy(found)} %")
+    if settings.seeds > 1:
+        print(f"mean of {settings.seeds} seeds ± their standard deviation")
+    protocol = "probe" if preset_name == "quick" else f"probe-{preset_name}"
+    print(f"written to {run.write_result(name(run, protocol, found), found, given['json'])}")
 
 
 def knn(arguments: list[str]) -> None:
     from simplicia.evaluate.features import labelled
     from simplicia.evaluate.knn import knn
+    from simplicia.evaluate.results import name
     from simplicia.run import load
 
     parser = measuring(
@@ -55,13 +99,74 @@ def knn(arguments: list[str]) -> None:
     layer = run.check_layer(given.layer)
     train, test = labelled(run, given.data, given.data_dir)
     found = knn(run, train, test, layer, given.temperature, given.k, network=given.network)
-    tau = "-" if found["temperature"] is None else f"{found['temperature']:g}"
     table(
         f"{given.k} nearest neighbours, {found['dataset']}, {found['network']} network",
-        ["layer", "temperature", "test %"],
-        [[layer, tau, f"{found['accuracy']:.1f} ± {found['standard_error']:.1f}"]],
+        ["layer", "temperature", "test %", "top-5 %"],
+        [
+            [
+                layer,
+                _tau(found["temperature"]),
+                _accuracy(found),
+                f"{found['top5_accuracy']:.1f}" if "top5_accuracy" in found else "-",
+            ]
+        ],
     )
-    print(f"written to {run.write_result(f'knn-{layer}', found, given.json)}")
+    print(f"written to {run.write_result(name(run, 'knn', found), found, given.json)}")
+
+
+def compare(arguments: list[str]) -> None:
+    from pathlib import Path
+
+    from simplicia.evaluate.compare import compare
+
+    parser = Parser(
+        "compare RUN RUN …",
+        description="All results of runs side by side. Online and offline, data sets, layers, temperatures "
+        "and protocols have rows of their own.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run")
+    parser.add_argument(
+        "--json", nargs="?", const="-", type=_json, metavar="PATH", help="as JSON: printed, or to a file"
+    )
+    given = parser.parse(arguments)
+    found = compare(given.runs)
+    text = json.dumps(found, indent=1)
+    if given.json == "-":
+        print(text)
+        return
+    keys = ["dataset", "when", "protocol", "variant", "network", "layer", "temperature"]
+    table(
+        "test accuracy in percent",
+        [
+            "data",
+            *keys[1:],
+            *(f"{run['path']} ({run['recipe']}, {run['epochs']} ep)" for run in found["runs"]),
+        ],
+        [
+            [
+                *(row[key] for key in keys),
+                *("-" if cell is None else _accuracy(cell) for cell in row["cells"]),
+            ]
+            for row in found["rows"]
+        ],
+    )
+    if given.json is not None:
+        Path(given.json).write_text(text + "\n", encoding="utf-8")
+        print(f"written to {given.json}")
+
+
+def _json(word: str) -> str:
+    return word if word == "-" else target(word)
+
+
+def _tau(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    """An accuracy with the standard deviation over seeds if there are several, else its standard error."""
+    spread = row.get("standard_deviation", row.get("standard_error"))
+    return f"{row['accuracy']:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
 
 def encode(arguments: list[str]) -> None:

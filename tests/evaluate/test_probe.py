@@ -1,27 +1,35 @@
-"""Probe and kNN: the grid is its probes one by one, and choosing never sees the test set."""
+"""The linear probe: a grid is its probes one by one, and nothing is chosen or trained on the test set."""
 
+import copy
 import dataclasses
+import importlib
+import statistics
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-import simplicia
 from simplicia.data.datasets import ImageSet, load
 from simplicia.errors import UserError
-from simplicia.evaluate import ProbeSettings, knn, probe
-from simplicia.evaluate.probe import _Features, _fit
-from simplicia.neighbours import overlap, vote
+from simplicia.evaluate import ProbeSettings, inputs, knn, linear, probe
+from simplicia.evaluate.inputs import Inputs
+from simplicia.evaluate.linear import Probes, Rates, correct, train
+from simplicia.evaluate.probe import PRESETS, fit, preset
+from simplicia.run import Run
+from simplicia.train import recipes
+from simplicia.train.settings import with_changes
 
 QUICK = ProbeSettings(lrs=(0.1, 1.0), l1=(0.0, 1e-3), temperatures=(0.0, 1.0), epochs=5, batch_size=64)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("probe") / "run"
-    small = {"epochs": 1, "batch_size": 250, "sem.simplices": 16, "options": {"hidden": 32, "out": 16}}
-    return simplicia.pretrain("shapes-byol-sem", out=path, quiet=True, **small)
+def run():
+    """A run that has not learned anything: a probe is the same on any features."""
+    torch.manual_seed(0)
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 16, "options.hidden": 32})
+    mean, std = load("shapes", "test").statistics()
+    return Run(Path("untrained"), recipe, recipe.build(), {"step": 0, "mean": mean, "std": std})
 
 
 @pytest.fixture(scope="module")
@@ -32,41 +40,116 @@ def sets():
     )
 
 
-def test_the_grid_is_its_probes_trained_one_by_one(run, sets):
-    train, _ = sets
-    labels, indices = train.labels, torch.arange(len(train))
+def alone(x, labels, rates, settings, seed=0):
+    """One probe by torch's own SGD and autograd, on the batches that the grid sees."""
+    linear = torch.nn.Linear(x.shape[1], 20)
+    torch.nn.init.zeros_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
+    optimizer = torch.optim.SGD(
+        [{"params": [linear.weight], "weight_decay": rates.l2}, {"params": [linear.bias]}],
+        rates.lr,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    for epoch in range(settings.epochs):
+        for group in optimizer.param_groups:
+            group["lr"] = rates.lr * (1 if epoch < 3 else 0.1 if epoch < 4 else 0.01)
+        for part in torch.randperm(len(x), generator=generator).split(settings.batch_size):
+            loss = F.cross_entropy(linear(x[part]), labels[part]) + rates.l1 * linear.weight.abs().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return linear
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_grid_is_its_probes_trained_one_by_one(run, sets, nesterov):
+    images, labels = sets[0].images, sets[0].labels
+    settings = dataclasses.replace(QUICK, nesterov=nesterov)
     temperatures = (0.5, 1.0)
-    grid = [(lr, l1) for lr in QUICK.lrs for l1 in QUICK.l1]
-    source = _Features(run, train.images, run.network(), "sem", temperatures, QUICK, "online")
-    weight, bias = _fit(source, indices, labels, 20, [grid] * 2, QUICK)
+    grid = [Rates(0.1), Rates(1.0, l1=1e-3), Rates(0.5, l2=1e-2), Rates(0.2, 1e-4, 1e-3)]
+    source = Inputs(run, images, "sem", temperatures)
+    weight, bias = train(
+        lambda epoch, part: source.plain(part),
+        source.width,
+        torch.arange(len(images)),
+        labels,
+        20,
+        [grid] * 2,
+        epochs=5,
+        batch_size=64,
+        nesterov=nesterov,
+    )
     for t, temperature in enumerate(temperatures):
-        x = run.encode(train.images, "sem", temperature)
-        for i, (lr, l1) in enumerate(grid):
-            linear = torch.nn.Linear(x.shape[1], 20)
-            torch.nn.init.zeros_(linear.weight)
-            torch.nn.init.zeros_(linear.bias)
-            optimizer = torch.optim.SGD(linear.parameters(), lr, momentum=0.9)
-            generator = torch.Generator().manual_seed(QUICK.seed)
-            for epoch in range(QUICK.epochs):
-                optimizer.param_groups[0]["lr"] = lr * (1 if epoch < 3 else 0.1 if epoch < 4 else 0.01)
-                for part in torch.randperm(len(x), generator=generator).split(64):
-                    loss = F.cross_entropy(linear(x[part]), labels[part]) + l1 * linear.weight.abs().sum()
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
+        x = run.encode(images, "sem", temperature)
+        for i, rates in enumerate(grid):
+            single = alone(x, labels, rates, settings)
             columns = slice(20 * i, 20 * i + 20)
-            torch.testing.assert_close(weight[t, :, columns].T, linear.weight, rtol=1e-3, atol=1e-5)
-            torch.testing.assert_close(bias[t, 0, columns], linear.bias, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(weight[t, :, columns].T, single.weight, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(bias[t, 0, columns], single.bias, rtol=1e-3, atol=1e-5)
 
 
-def test_choosing_never_sees_the_test_set(run, sets):
-    train, test = sets
-    honest = probe(run, train, test, "sem", QUICK)
+def test_the_presets_are_the_papers():
+    cifar, imagenet = preset("cifar"), preset("imagenet")
+    for settings in (cifar, imagenet):
+        settings.validate()
+        assert len(settings.lrs) * len(settings.l1) * len(settings.l2) * len(settings.temperatures) == 36
+        assert (settings.epochs, settings.batch_size, settings.momentum) == (100, 256, 0.9)
+        assert settings.augment
+    assert not cifar.nesterov and cifar.validation == 0.1 and 1e-4 in cifar.temperatures
+    assert imagenet.nesterov and imagenet.validation == 10 and 0.05 in imagenet.lrs
+    cifar.epochs = 1
+    assert PRESETS["cifar"].epochs == 100  # a preset is handed out as a copy
+
+
+def test_the_imagenet_preset_trains_as_sgd_with_nesterov(run, sets):
+    """Through ``fit``, so that the preset's own rule reaches the weights."""
+    images = sets[0]
+    settings = dataclasses.replace(
+        preset("imagenet"), epochs=5, batch_size=64, validation=5, augment=False, temperatures=(0.1,)
+    )
+    found = fit(run, images, "sem", settings)
+    single = alone(run.encode(images.images, "sem", 0.1), images.labels, found.rates[0], settings)
+    weight, bias = found.probes[0]
+    torch.testing.assert_close(weight[0].T, single.weight, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(bias[0, 0], single.bias, rtol=1e-3, atol=1e-5)
+    assert found.validation_images == 5 * 20
+
+
+def test_neither_choice_nor_weights_see_the_test_set(run, sets, monkeypatch):
+    train_set, test = sets
+    trained = []
+    module = importlib.import_module("simplicia.evaluate.probe")
+    real = module.fit
+    monkeypatch.setattr(module, "fit", lambda *a, **k: trained.append(real(*a, **k)) or trained[-1])
+    honest = probe(run, train_set, test, "sem", QUICK)
     poisoned = dataclasses.replace(test, images=255 - test.images, labels=test.labels.flip(0))
-    other = probe(run, train, poisoned, "sem", QUICK)
-    for key in ("temperature", "lr", "l1", "validation_accuracy", "grid"):
+    other = probe(run, train_set, poisoned, "sem", QUICK)
+    for key in ("temperature", "selected", "validation_accuracy", "grid"):
         assert honest[key] == other[key]
+    for ours, theirs in zip(trained[0].probes[0], trained[1].probes[0], strict=True):
+        assert torch.equal(ours, theirs)
     assert honest["accuracy"] != other["accuracy"]
+
+
+def test_held_out_images_are_not_trained_on_before_choosing(run, sets, monkeypatch):
+    """Wrong labels on the held-out images change what is measured on them, not what is measured with."""
+    images = sets[0]
+    module = importlib.import_module("simplicia.evaluate.probe")
+    held = module._hold_out(images, 0.1)
+    assert held.sum() == 40 and (images.labels[held].bincount() > 0).all()
+    labels = images.labels.clone()
+    labels[held] = (labels[held] + 1) % 20
+    weights = []
+    real = module.train
+    monkeypatch.setattr(module, "train", lambda *a, **k: weights.append(real(*a, **k)) or weights[-1])
+    monkeypatch.setattr(module, "_hold_out", lambda *a: held)
+    fit(run, images, "encoder", QUICK)
+    fit(run, dataclasses.replace(images, labels=labels), "encoder", QUICK)
+    chosen_from, retrained, chosen_from_poisoned, retrained_poisoned = weights
+    assert torch.equal(chosen_from.weight, chosen_from_poisoned.weight)
+    assert not torch.equal(retrained.weight, retrained_poisoned.weight[..., : retrained.weight.shape[-1]])
 
 
 def test_the_headline_is_the_row_chosen_on_validation(run, sets):
@@ -76,12 +159,91 @@ def test_the_headline_is_the_row_chosen_on_validation(run, sets):
     best = max(rows, key=lambda row: row["validation_accuracy"])
     assert all(found[key] == best[key] for key in best)
     assert found["validation_images"] == 40 and found["train_images"] == 400 and found["online"] is False
+    assert found["seeds"] == [0] and found["precision"] == "float32" and found["commit"]
+
+
+def test_the_temperature_matrix_is_each_probe_at_each_temperature(run, sets):
+    train_set, test = sets
+    settings = dataclasses.replace(QUICK, temperatures=(0.0, 0.1, 1.0))
+    matrix = probe(run, train_set, test, "sem", settings)["temperature_matrix"]
+    weight, bias = fit(run, train_set, "sem", settings).probes[0]
+    for i in range(3):
+        for j, tau in enumerate(settings.temperatures):
+            scores = run.encode(test.images, "sem", tau) @ weight[i] + bias[i]
+            right = (scores.argmax(1) == test.labels).double().mean().item()
+            assert matrix["accuracy"][i][j] == pytest.approx(
+                100 * right, abs=0.51
+            )  # a tie may fall elsewhere
+    assert len({tuple(row) for row in matrix["accuracy"]}) > 1
+
+
+def test_codes_are_dense_one_hot_vectors(run, sets, monkeypatch):
+    monkeypatch.setattr(linear, "GATHERED", 10_000)  # several chunks
+    images, labels = sets[0].images, sets[0].labels
+    sources = [Inputs(run, images, layer, (0.0,)) for layer in ("codes", "sem")]
+    assert sources[0].kept.dtype == torch.uint8 and sources[0].kept.shape == (400, 16)
+    assert sources[0].width == sources[1].width
+    grid = [[Rates(0.1), Rates(1.0, 1e-3)]]
+    found = [
+        train(lambda e, p, s=s: s.plain(p), s.width, torch.arange(400), labels, 20, grid, epochs=3)
+        for s in sources
+    ]
+    torch.testing.assert_close(found[0].weight, found[1].weight, rtol=1e-4, atol=1e-6)
+    some = torch.arange(50)
+    scores = [p.scores(s.plain(some)) for p, s in zip(found, sources, strict=True)]
+    torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
 
 
 def test_codes_are_temperature_zero(run, sets):
     codes = probe(run, *sets, "codes", QUICK)
     sharp = probe(run, *sets, "sem", dataclasses.replace(QUICK, temperatures=(0.0,)))
     assert codes["accuracy"] == sharp["accuracy"] and codes["layer"] == "codes"
+    assert codes["temperature"] == 0.0
+
+
+def test_first_and_fifth_guess_against_sorting():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 40, 6, generator=generator)
+    weight, bias = torch.randn(3, 6, 2 * 9, generator=generator), torch.randn(3, 1, 18, generator=generator)
+    labels = torch.arange(40) % 9
+    first, among = correct(Probes(weight, bias), x.split(16, 1), labels, 9)
+    order = (x @ weight + bias).unflatten(-1, (2, 9)).argsort(-1, descending=True)
+    rank = (order == labels[:, None, None]).int().argmax(-1)
+    assert torch.equal(first, (rank == 0).sum(1)) and torch.equal(among, (rank < 5).sum(1))
+    assert (among > first).all()
+
+
+def test_seeds_are_separate_trainings_and_their_mean(run, sets):
+    one = dataclasses.replace(QUICK, lrs=(1.0,), l1=(0.0,), temperatures=(1.0,), epochs=3)
+    both = probe(run, *sets, "sem", dataclasses.replace(one, seeds=2))
+    each = [probe(run, *sets, "sem", dataclasses.replace(one, seed=seed)) for seed in (0, 1)]
+    accuracies = [found["accuracy"] for found in each]
+    assert both["seed_accuracies"] == pytest.approx(accuracies) and both["seeds"] == [0, 1]
+    assert both["accuracy"] == pytest.approx(statistics.mean(accuracies))
+    assert both["standard_deviation"] == pytest.approx(statistics.stdev(accuracies))
+    assert both["top5_accuracy"] == pytest.approx(statistics.mean(found["top5_accuracy"] for found in each))
+    assert "standard_deviation" not in each[0]
+
+
+def test_views_are_those_of_their_seed_and_epoch_kept_or_not(run, sets, monkeypatch):
+    images = sets[0].images
+    kept = Inputs(run, images, "encoder", (None,), augment=True)
+    monkeypatch.setattr(inputs, "VIEWS_KEPT_ELSEWHERE", 0)
+    anew = Inputs(run, images, "encoder", (None,), augment=True)
+    some = torch.arange(0, 400, 7)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    views = [
+        [source.training(s, e, some) for s, e in ((0, 0), (0, 1), (1, 0), (0, 0))] for source in (kept, anew)
+    ]
+    assert torch.equal(torch.rand(3), expected)  # nobody else's random numbers moved
+    assert all(torch.equal(a, b) for a, b in zip(*views, strict=True))
+    assert len(kept.views.kept) == 3 and not anew.views.kept
+    first, second, other_seed, again = views[0]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second) and not torch.equal(first, other_seed)
+    assert torch.equal(kept.plain(some)[0], run.encode(images[some], "encoder"))
 
 
 def test_augmented_views_and_the_target_network(run, sets):
@@ -92,7 +254,7 @@ def test_augmented_views_and_the_target_network(run, sets):
         probe(run, *sets, "encoder", quick, network="target"),
     )
     assert augmented["views"] == "crop and flip" and plain["views"] == "none"
-    assert target["network"] == "target"
+    assert target["network"] == "target" and plain["temperature_matrix"] is None
     assert len({plain["accuracy"], augmented["accuracy"], target["accuracy"]}) > 1
 
 
@@ -102,31 +264,9 @@ def test_probe_learns_what_is_there_to_learn(run):
     images = (labels * 100)[:, None, None, None].expand(-1, 3, 32, 32).to(torch.uint8).contiguous()
     bright = ImageSet("bright", images, labels, classes=("dark", "grey", "light"))
     settings = ProbeSettings(lrs=(0.1,), l1=(0.0,), epochs=30, batch_size=32)
-    assert probe(run, bright, bright, "encoder", settings)["accuracy"] == 100
+    found = probe(run, bright, bright, "encoder", settings)
+    assert found["accuracy"] == 100 and "top5_accuracy" not in found  # five guesses among three are no test
     assert knn(run, bright, bright, "encoder")["accuracy"] == 100
-
-
-@pytest.mark.parametrize("layer", ["encoder", "embedder", "sem", "codes"])
-def test_knn_on_every_layer(run, sets, layer):
-    found = knn(run, *sets, layer, k=5)
-    assert found["layer"] == layer and 0 <= found["accuracy"] <= 100
-    assert found["temperature"] == {"sem": 1.0, "codes": 0.0}.get(layer)
-
-
-def test_knn_against_scikit_learn():
-    from sklearn.neighbors import KNeighborsClassifier
-
-    rng = np.random.default_rng(0)
-    bank, queries, labels = rng.normal(size=(300, 8)), rng.normal(size=(50, 8)), rng.integers(0, 4, 300)
-    theirs = KNeighborsClassifier(7, metric="cosine", weights=lambda d: np.exp(-d / 0.07)).fit(bank, labels)
-    scores = vote(torch.tensor(bank), torch.tensor(labels), torch.tensor(queries), 4, k=7, chunk=16)
-    shares = (scores / scores.sum(1, keepdim=True)).numpy()
-    np.testing.assert_allclose(shares, theirs.predict_proba(queries), atol=1e-4)
-
-
-def test_overlap_counts_equal_codes():
-    a, b = torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1, 2, 3, 4], [1, 0, 3, 0], [0, 0, 0, 0]])
-    assert overlap(a, b).tolist() == [[1.0, 0.5, 0.0]]
 
 
 @pytest.mark.parametrize(
@@ -134,9 +274,14 @@ def test_overlap_counts_equal_codes():
     [
         ({"lrs": ()}, "lrs"),
         ({"l1": (-1.0,)}, "l1"),
+        ({"l2": (float("inf"),)}, "l2"),
         ({"temperatures": (float("nan"),)}, "temperatures"),
         ({"epochs": 0}, "epochs is 0"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"momentum": 1.0}, "momentum is 1"),
         ({"validation": 1.5}, "validation"),
+        ({"validation": 0.0}, "validation"),
+        ({"validation": 50.0}, "needs 51"),
     ],
 )
 def test_bad_settings_are_one_sentence(run, sets, change, words):
@@ -144,9 +289,41 @@ def test_bad_settings_are_one_sentence(run, sets, change, words):
         probe(run, *sets, "sem", dataclasses.replace(QUICK, **change))
 
 
-def test_one_image_per_class_cannot_be_chosen_on(run):
-    lonely = ImageSet(
-        "lonely", torch.zeros(3, 3, 32, 32, dtype=torch.uint8), torch.arange(3), classes=("a", "b", "c")
+def test_one_image_of_a_class_cannot_be_chosen_on(run, sets):
+    train_set, test = sets
+    lonely = dataclasses.replace(
+        train_set, images=train_set.images[:21], labels=torch.tensor([*range(20), 0])
     )
-    with pytest.raises(UserError, match="too few images"):
-        probe(run, lonely, lonely, "encoder", QUICK)
+    with pytest.raises(UserError, match=r"too few images .* has 1, and needs 2"):
+        probe(run, lonely, test, "encoder", QUICK)
+
+
+def test_something_of_each_class_stays_in_training(run):
+    pairs = ImageSet(
+        "pairs", torch.zeros(6, 3, 32, 32, dtype=torch.uint8), torch.arange(6) % 3, classes=("a", "b", "c")
+    )
+    assert fit(run, pairs, "encoder", dataclasses.replace(QUICK, validation=0.9)).validation_images == 3
+
+
+def test_classes_that_do_not_match(run, sets):
+    train_set, test = sets
+    renamed = dataclasses.replace(test, classes=("oddity", *test.classes[1:]))
+    with pytest.raises(UserError, match=r"do not match: .*oddity"):
+        probe(run, train_set, renamed, "encoder", QUICK)
+    fewer = train_set.labels != 3
+    partial = dataclasses.replace(train_set, images=train_set.images[fewer], labels=train_set.labels[fewer])
+    for measure in (probe, knn):
+        with pytest.raises(UserError, match=f"no training image shows: {train_set.classes[3]}"):
+            measure(run, partial, test, "encoder")
+    with pytest.raises(UserError, match="no labels"):
+        probe(run, dataclasses.replace(train_set, labels=None), test)
+
+
+@pytest.mark.parametrize("part", ["encoder", "bottleneck"])
+def test_features_that_are_not_finite(run, sets, part):
+    broken = Run(run.path, run.recipe, copy.deepcopy(run.method), run.state)
+    with torch.no_grad():
+        next(getattr(broken.method.online, part).parameters()).fill_(torch.nan)
+    for measure in (lambda: probe(broken, *sets, "sem", QUICK), lambda: knn(broken, *sets, "sem")):
+        with pytest.raises(UserError, match="not finite"):
+            measure()

@@ -1,0 +1,123 @@
+"""Results of several runs side by side: one row for what was measured alike, one column for each run."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simplicia.errors import UserError
+from simplicia.evaluate import results
+from simplicia.run import LAYERS
+from simplicia.train.recipe import Recipe, read_yaml
+
+
+class Row(NamedTuple):
+    """What was measured and how. Cells of one row compare; those of two rows do not."""
+
+    dataset: str
+    when: str  # "online" or "offline"
+    protocol: str
+    variant: str  # what else tells apart measurements of one protocol
+    network: str
+    layer: str
+    temperature: str
+
+
+CELL = (
+    "accuracy",
+    "standard_error",
+    "standard_deviation",
+    "top5_accuracy",
+    "temperature",
+    "selected",
+    "seeds",
+    "test_images",
+)
+Cell = dict[str, Any]
+
+
+def compare(runs: list[str | Path]) -> dict[str, Any]:
+    """All results of runs: ``{"runs": [...], "rows": [{dataset, online, …, "cells": [cell or None, …]}]}``.
+
+    Online and offline accuracies, data sets, layers, temperatures and protocols never share a row.
+    """
+    columns, recipes = [], []
+    for folder in map(Path, runs):
+        if not (folder / "recipe.yaml").is_file():
+            raise UserError(f"{folder} is not a run: it has no recipe.yaml; give folders that pretrain wrote")
+        recipes.append(read_yaml(folder / "recipe.yaml"))
+        columns.append(_measured(folder, recipes[-1]))
+    rows = sorted({row for column in columns for row in column}, key=_order)
+    if not rows:
+        raise UserError(f"no results in {', '.join(map(str, runs))} yet; simplicia probe or knn makes some")
+    return {
+        "runs": [
+            {"path": str(path), "recipe": recipe.name, "epochs": recipe.epochs, "seed": recipe.seed}
+            for path, recipe in zip(runs, recipes, strict=True)
+        ],
+        "rows": [
+            {**row._asdict(), "online": row.when == "online", "cells": [c.get(row) for c in columns]}
+            for row in rows
+        ],
+    }
+
+
+def _measured(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
+    found: dict[Row, Cell] = {}
+    for result in results.read(folder):
+        if not isinstance(result.get("accuracy"), int | float):
+            continue
+        row = _row(result)
+        if several := result.get("per_temperature"):
+            found |= {_row({**result, **part}): _cell({**result, **part}) for part in several}
+            row = row._replace(temperature="chosen")  # on validation images, and so each run its own
+        found[row] = _cell(result)
+    return found | _online(folder, recipe)
+
+
+def _row(result: Cell) -> Row:
+    words = {"preset": "{}", "k": "k {}", "views": "views: {}", "epochs": "{} epochs"}
+    told = [text.format(result[key]) for key, text in words.items() if result.get(key) is not None]
+    temperature = result.get("temperature")
+    return Row(
+        str(result.get("dataset")),
+        "online" if result.get("online") else "offline",
+        str(result["protocol"]).removeprefix("offline "),
+        ", ".join(told),
+        str(result.get("network", "-")),
+        str(result.get("layer") or "-"),
+        f"{temperature:g}" if isinstance(temperature, int | float) else "-",
+    )
+
+
+def _cell(result: Cell) -> Cell:
+    return {key: result[key] for key in CELL if result.get(key) is not None}
+
+
+def _online(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
+    """The last accuracies that probes of the training itself wrote to the log."""
+    last: dict[str, float] = {}
+    log = folder / "log.jsonl"
+    for text in log.read_text(errors="replace").splitlines() if log.exists() else []:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # the torn last line of a killed process
+            continue
+        if isinstance(line, dict):
+            last |= {k: v for k, v in line.items() if k.startswith("online_") and "_accuracy" in k}
+    found = {}
+    for key, accuracy in last.items():
+        layer, _, temperature = key.removeprefix("online_").replace("_accuracy", "").partition("@")
+        protocol = "weighted kNN" if layer == "knn" else "linear probe"
+        layer = "encoder" if layer == "knn" else layer
+        if layer == "sem" and not temperature:
+            temperature = f"{recipe.sem.temperature:g} (own)"
+        row = Row(recipe.data, "online", protocol, "", "online", layer, temperature or "-")
+        found[row] = {"accuracy": accuracy}
+    return found
+
+
+def _order(row: Row) -> tuple:
+    layers = [*LAYERS, row.layer]
+    number = row.temperature.split(" ")[0]
+    heat = float(number) if number.replace(".", "").replace("e-", "").isdigit() else -1.0
+    return (*row[:5], layers.index(row.layer), heat, row.temperature)

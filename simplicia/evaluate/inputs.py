@@ -1,0 +1,132 @@
+"""What a linear probe is fed: a layer of a frozen network at several temperatures, of plain images or views.
+
+Dense layers come as (temperatures, batch, features). Codes come as (batch, simplices) rows of the probe's
+weights, so that what is kept of an image grows with L and not with L * V.
+"""
+
+import copy
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simplicia.data.resident import mix
+from simplicia.data.views import Views, ViewSettings
+from simplicia.evaluate.features import encoder_features
+from simplicia.evaluate.linear import compiled, tiny_to_zero
+from simplicia.run import Run, represent
+from simplicia.sem import simplicial
+
+PLAIN_KEPT = 2**30  # bytes of a plain layer kept rather than computed again for each batch
+VIEWS_KEPT = {"cuda": 16 * 2**30}  # bytes of views' features kept for the probe that is trained last
+VIEWS_KEPT_ELSEWHERE = 2**30
+
+
+class Inputs:
+    """A layer of images, for testing as they are and for training, if ``augment``, in random views."""
+
+    def __init__(
+        self,
+        run: Run,
+        images: Tensor,
+        layer: str,
+        temperatures: tuple[float | None, ...],
+        network: str = "online",
+        augment: bool = False,
+    ):
+        self.run, self.layer, self.temperatures = run, layer, temperatures
+        self.net = run.network(network)
+        self.features = encoder_features(run, images, network)
+        bottleneck: Any = self.net.bottleneck
+        self.vertices = bottleneck.vertices if layer in ("sem", "codes") else 1
+        one = self.represent(self.features[:1])
+        self.width = one.shape[-1] * (self.vertices if layer == "codes" else 1)
+        self.kept: Tensor | None = None
+        if not augment and len(images) * one.nbytes <= PLAIN_KEPT:
+            parts = [self.represent(part) for part in self.features.split(256)]
+            self.kept = torch.cat(parts, dim=-2)
+        self.views = _EpochViews(run, images, self.net.encoder) if augment else None
+
+    def plain(self, indices: Tensor) -> Tensor:
+        """The layer of images as they are."""
+        if self.kept is not None:
+            return self._rows(self.kept.index_select(-2, indices))
+        return self._rows(self.represent(self.features[indices]))
+
+    def training(self, seed: int, epoch: int, indices: Tensor) -> Tensor:
+        """The layer of an epoch's random views; without augmentation that of the images."""
+        if self.views is None:
+            return self.plain(indices)
+        return self._rows(self.represent(self.views.features(seed, epoch)[indices].float()))
+
+    @torch.no_grad()
+    def represent(self, features: Tensor) -> Tensor:
+        """The layer from the encoder's output: (temperatures, N, features), or codes (N, simplices)."""
+        if self.layer == "codes":
+            codes = represent(self.net, features, "codes")
+            return codes.to(torch.uint8 if self.vertices <= 256 else torch.int32)
+        if len(self.temperatures) == 1:
+            return tiny_to_zero(represent(self.net, features, self.layer, self.temperatures[0]).float())[None]
+        logits = represent(self.net, features, "embedder").float()  # once for all temperatures
+        simplices = compiled(_simplices, logits.device)
+        return tiny_to_zero(simplices(logits, self.vertices, self.temperatures))
+
+    def _rows(self, x: Tensor) -> Tensor:
+        if self.layer != "codes":
+            return x
+        return x.long() + self.vertices * torch.arange(x.shape[-1], device=x.device)
+
+
+class _EpochViews:
+    """The encoder's features of every image in a random crop and flip, for each seed and epoch anew.
+
+    The views are a function of (seed, epoch), so all probes of a grid and their retraining see the same ones;
+    features are kept where they fit, and computed again where they do not.
+    """
+
+    def __init__(self, run: Run, images: Tensor, encoder: Any):
+        recipe, self.device = run.recipe, run.device
+        self.images = images.to(run.device)
+        crops = ViewSettings.crop_flip(recipe.views.crop_scale)
+        self.views = Views(crops, recipe.image_size, tuple(run.state["mean"]), tuple(run.state["std"]))
+        self.fast = run.device.type == "cuda"
+        self.encoder = copy.deepcopy(encoder).to(memory_format=torch.channels_last) if self.fast else encoder
+        most = min(2048, max(64, 2**23 // recipe.image_size**2)) if self.fast else 256
+        self.chunk = math.ceil(len(images) / math.ceil(len(images) / most))
+        self.room = VIEWS_KEPT.get(run.device.type, VIEWS_KEPT_ELSEWHERE)
+        self.kept: dict[tuple[int, int], Tensor] = {}
+        self.current: tuple[tuple[int, int], Tensor] | None = None
+
+    def features(self, seed: int, epoch: int) -> Tensor:
+        """(N, features) of an epoch, in 16 bits on a GPU."""
+        key = seed, epoch
+        if key in self.kept:
+            return self.kept[key]
+        if self.current is None or self.current[0] != key:
+            self.current = None  # frees the last epoch first
+            features = self._compute(mix(seed, epoch))
+            if features.nbytes <= self.room:
+                self.room -= features.nbytes
+                self.kept[key] = features
+                return features
+            self.current = key, features
+        return self.current[1]
+
+    @torch.no_grad()
+    def _compute(self, seed: int) -> Tensor:
+        here = [self.device] if self.fast else []
+        half = torch.autocast("cuda", torch.bfloat16) if self.fast else nullcontext()
+        tuned = torch.backends.cudnn.flags(benchmark=True) if self.fast else nullcontext()
+        parts = []
+        with torch.random.fork_rng(here), half, tuned:
+            torch.manual_seed(seed)
+            for images in self.images.split(self.chunk):
+                view = self.views(images)[0]
+                parts.append(self.encoder(view.to(memory_format=torch.channels_last) if self.fast else view))
+        return torch.cat(parts)
+
+
+def _simplices(logits: Tensor, vertices: int, temperatures: tuple[float, ...]) -> Tensor:
+    return torch.stack([simplicial(logits, vertices, tau) for tau in temperatures])

@@ -1,0 +1,106 @@
+"""What a measurement says of itself: one set of fields for every evaluation, written beside the run."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from simplicia.data.datasets import ImageSet
+from simplicia.errors import UserError
+from simplicia.provenance import commit, versions
+from simplicia.run import Run
+
+
+def result(
+    run: Run,
+    protocol: str,
+    train: ImageSet,
+    test: ImageSet,
+    *,
+    network: str = "online",
+    layer: str | None = None,
+    temperature: float | None = None,
+    selected: dict[str, Any] | None = None,  # hyper-parameters that were chosen, and not on the test images
+    validation_images: int = 0,
+    seeds: Sequence[int] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """The fields every measurement states, and those of its own protocol."""
+    return {
+        "protocol": protocol,
+        "online": False,
+        "dataset": train.name,
+        "run": run.recipe.name,
+        "encoder": run.recipe.encoder,
+        "method": run.recipe.method,
+        "bottleneck": run.recipe.bottleneck,
+        "sem": run.recipe.bottleneck == "sem",
+        "pretrain_epochs": run.recipe.epochs,
+        "pretrain_step": run.step,
+        "pretrain_seed": run.recipe.seed,
+        "batch_size": run.recipe.batch_size,
+        "network": network,
+        "layer": layer,
+        "temperature": temperature,
+        "selected": selected or {},
+        "train_images": len(train),
+        "validation_images": validation_images,
+        "test_images": len(test),
+        "seeds": list(seeds),
+        **more,
+        **versions(run.device),
+        "commit": commit(),
+    }
+
+
+def percent(correct: float, total: int, top5: float | None = None) -> dict[str, float]:
+    """An accuracy in percent with its standard error; with ``top5`` correct ones, that accuracy as well."""
+
+    def share(right: float) -> tuple[float, float]:
+        p = right / total
+        return 100 * p, 100 * math.sqrt(p * (1 - p) / total)
+
+    accuracy, error = share(correct)
+    found = {"accuracy": accuracy, "standard_error": error}
+    if top5 is not None:
+        found["top5_accuracy"], found["top5_standard_error"] = share(top5)
+    return found
+
+
+def over_seeds(correct: Sequence[int], total: int, top5: Sequence[int] | None = None) -> dict[str, Any]:
+    """``percent`` of the mean over seeds; with several seeds, each accuracy and their standard deviation.
+
+    All seeds are tested on the same images, so the standard error is that of one test.
+    """
+    n = len(correct)
+    found: dict[str, Any] = percent(sum(correct) / n, total, None if top5 is None else sum(top5) / n)
+    if n > 1:
+        accuracies = [100 * c / total for c in correct]
+        spread = math.sqrt(sum((a - found["accuracy"]) ** 2 for a in accuracies) / (n - 1))
+        found |= {"seed_accuracies": accuracies, "standard_deviation": spread}
+    return found
+
+
+def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
+    """The file of a measurement: what it is of the run's own, or what else it is of, so that none is lost."""
+    words = [protocol, str(found["layer"])]
+    if found["dataset"] != Path(run.recipe.data).name:
+        words.append(re.sub(r"[^A-Za-z0-9._]+", "_", found["dataset"]))
+    if found["network"] != "online":
+        words.append(found["network"])
+    return "-".join(words)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The measurements in a run's ``results``; files that are about something else are left out."""
+    found = []
+    for path in sorted((folder / "results").glob("*.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path} cannot be read as a result: {str(error).splitlines()[0]}") from error
+        if isinstance(value, dict) and isinstance(value.get("protocol"), str):
+            found.append(value)
+    return found

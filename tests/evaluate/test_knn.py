@@ -1,0 +1,85 @@
+"""Nearest neighbours: votes against scikit-learn, chunks against the whole, codes without their one-hots."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplicia import neighbours
+from simplicia.data.datasets import load
+from simplicia.evaluate import knn
+from simplicia.neighbours import cosine, nearest, overlap, vote
+from simplicia.run import Run
+from simplicia.train import recipes
+from simplicia.train.settings import with_changes
+
+
+@pytest.fixture(scope="module")
+def run():
+    torch.manual_seed(0)
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 16, "options.hidden": 32})
+    mean, std = load("shapes", "test").statistics()
+    return Run(Path("untrained"), recipe, recipe.build(), {"step": 0, "mean": mean, "std": std})
+
+
+@pytest.fixture(scope="module")
+def sets():
+    return tuple(
+        dataclasses.replace(s, images=s.images[:n], labels=s.labels[:n])
+        for s, n in ((load("shapes"), 400), (load("shapes", "test"), 200))
+    )
+
+
+@pytest.mark.parametrize("layer", ["encoder", "embedder", "sem", "codes"])
+def test_on_every_layer(run, sets, layer):
+    found = knn(run, *sets, layer, k=5)
+    assert found["layer"] == layer and 5 < found["accuracy"] <= found["top5_accuracy"] <= 100
+    assert found["temperature"] == {"sem": 1.0, "codes": 0.0}.get(layer)
+    assert found["similarity"] == ("overlap" if layer == "codes" else "cosine")
+
+
+def test_overlap_of_codes_is_the_cosine_of_their_one_hots(run, sets):
+    codes = [run.encode(s.images, "codes") for s in sets]
+    dense = [F.one_hot(c, 13).flatten(1).float() for c in codes]
+    torch.testing.assert_close(overlap(codes[1], codes[0]), cosine(dense[1], dense[0]))
+    by_codes, by_sem = (knn(run, *sets, layer, temperature=0.0) for layer in ("codes", "sem"))
+    assert by_codes["accuracy"] == pytest.approx(by_sem["accuracy"], abs=1.01)  # equal but for ties
+
+
+def test_votes_against_scikit_learn():
+    from sklearn.neighbors import KNeighborsClassifier
+
+    rng = np.random.default_rng(0)
+    bank, queries, labels = rng.normal(size=(300, 8)), rng.normal(size=(50, 8)), rng.integers(0, 4, 300)
+    theirs = KNeighborsClassifier(7, metric="cosine", weights=lambda d: np.exp(-d / 0.07)).fit(bank, labels)
+    scores = vote(torch.tensor(bank), torch.tensor(labels), torch.tensor(queries), 4, k=7, chunk=16)
+    shares = (scores / scores.sum(1, keepdim=True)).numpy()
+    np.testing.assert_allclose(shares, theirs.predict_proba(queries), atol=1e-4)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 9), st.integers(1, 50))
+def test_chunks_find_what_the_whole_finds(n, m, k, chunk):
+    generator = torch.Generator().manual_seed(n)
+    bank, queries = torch.randn(n, 5, generator=generator), torch.randn(m, 5, generator=generator)
+    similarity, indices = nearest(bank, queries, k, chunk=chunk)
+    expected = cosine(queries, bank).topk(min(k, n))
+    torch.testing.assert_close(similarity, expected.values)
+    assert torch.equal(indices, expected.indices)
+
+
+def test_a_layer_is_computed_for_a_chunk_at_a_time():
+    sizes = []
+    widen = lambda x: sizes.append(len(x)) or x.repeat(1, 3)  # noqa: E731
+    nearest(torch.randn(50, 4), torch.randn(20, 4), 3, represent=widen, chunk=8)
+    assert max(sizes) == 8
+
+
+def test_overlap_counts_equal_codes(monkeypatch):
+    a, b = torch.tensor([[1, 2, 3, 4]] * 3), torch.tensor([[1, 2, 3, 4], [1, 0, 3, 0], [0, 0, 0, 0]])
+    monkeypatch.setattr(neighbours, "COMPARED", 1)
+    assert overlap(a, b).tolist() == [[1.0, 0.5, 0.0]] * 3
