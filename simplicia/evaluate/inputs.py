@@ -41,12 +41,12 @@ class Inputs:
         self.features = encoder_features(run, images, network)
         bottleneck: Any = self.net.bottleneck
         self.vertices = bottleneck.vertices if layer in ("sem", "codes") else 1
-        one = self.represent(self.features[:1])
+        one = represent(self.net, self.features[:1], layer, temperatures[0])
         self.width = one.shape[-1] * (self.vertices if layer == "codes" else 1)
+        size = len(images) * len(temperatures) * one.numel() * (1 if layer == "codes" else 4)
         self.kept: Tensor | None = None
-        if not augment and len(images) * one.nbytes <= PLAIN_KEPT:
-            parts = [self.represent(part) for part in self.features.split(256)]
-            self.kept = torch.cat(parts, dim=-2)
+        if not augment and size <= PLAIN_KEPT:
+            self.kept = torch.cat([self.represent(part) for part in self.features.split(256)], dim=-2)
         self.views = _EpochViews(run, images, self.net.encoder) if augment else None
 
     def plain(self, indices: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Inputs:
         """The layer from the encoder's output: (temperatures, N, features), or codes (N, simplices)."""
         if self.layer == "codes":
             codes = represent(self.net, features, "codes")
-            return codes.to(torch.uint8 if self.vertices <= 256 else torch.int32)
+            return codes.to(torch.uint8 if self.vertices <= 256 else torch.int32)  # L small numbers
         if len(self.temperatures) == 1:
             return tiny_to_zero(represent(self.net, features, self.layer, self.temperatures[0]).float())[None]
         logits = represent(self.net, features, "embedder").float()  # once for all temperatures
@@ -92,7 +92,10 @@ class _EpochViews:
         crops = ViewSettings.crop_flip(recipe.views.crop_scale)
         self.views = Views(crops, recipe.image_size, tuple(run.state["mean"]), tuple(run.state["std"]))
         self.fast = run.device.type == "cuda"
-        self.encoder = copy.deepcopy(encoder).to(memory_format=torch.channels_last) if self.fast else encoder
+        self.encoder = encoder
+        if self.fast:
+            torch.backends.cudnn.benchmark = True
+            self.encoder = copy.deepcopy(encoder).to(memory_format=torch.channels_last)
         most = min(2048, max(64, 2**23 // recipe.image_size**2)) if self.fast else 256
         self.chunk = math.ceil(len(images) / math.ceil(len(images) / most))
         self.room = VIEWS_KEPT.get(run.device.type, VIEWS_KEPT_ELSEWHERE)
@@ -118,9 +121,8 @@ class _EpochViews:
     def _compute(self, seed: int) -> Tensor:
         here = [self.device] if self.fast else []
         half = torch.autocast("cuda", torch.bfloat16) if self.fast else nullcontext()
-        tuned = torch.backends.cudnn.flags(benchmark=True) if self.fast else nullcontext()
         parts = []
-        with torch.random.fork_rng(here), half, tuned:
+        with torch.random.fork_rng(here), half:
             torch.manual_seed(seed)
             for images in self.images.split(self.chunk):
                 view = self.views(images)[0]

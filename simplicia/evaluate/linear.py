@@ -12,7 +12,7 @@ from torch import Tensor
 
 NOTHING = 1e-15  # smaller than this is zero: denormal numbers make a CPU ten times slower
 DECAYS = 0.6, 0.8  # shares of the epochs after which the rate is a tenth
-GATHERED = 2**26  # bytes of gradients of codes that are spread over the weights at a time
+SCATTERED = 2**26  # bytes of codes that are one-hot at a time
 
 
 class Rates(NamedTuple):
@@ -109,7 +109,7 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     """On a GPU the function as one kernel, elsewhere as it is."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return function
-    return torch.compile(function, dynamic=False)
+    return torch.compile(function)
 
 
 @contextmanager
@@ -135,12 +135,15 @@ def _gradient(x: Tensor, error: Tensor, weight: Tensor) -> Tensor:
     """The gradient in the weights: x' error, or for codes the errors added up in the rows they name."""
     if x.is_floating_point():
         return x.mT @ error
-    gradient = torch.zeros_like(weight)
-    simplices, columns = x.shape[1], error.shape[-1]
-    chunk = max(1, GATHERED // (4 * simplices * columns))
-    for rows, part in zip(x.split(chunk), error[0].split(chunk), strict=True):
-        gradient[0].index_add_(0, rows.flatten(), part.repeat_interleave(simplices, 0))
-    return gradient
+    batch, simplices = x.shape
+    vertices = weight.shape[1] // simplices
+    block = max(1, SCATTERED // (4 * batch * vertices))  # simplices
+    parts = []
+    for start, rows in zip(range(0, simplices, block), x.split(block, 1), strict=True):
+        # a product with a few simplices' one-hots adds up faster than an addition for each code
+        dense = torch.zeros(batch, rows.shape[1] * vertices, device=x.device)
+        parts.append(dense.scatter_(1, rows - start * vertices, 1.0).T @ error[0])
+    return torch.cat(parts)[None]
 
 
 def _update(

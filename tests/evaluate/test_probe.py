@@ -178,7 +178,7 @@ def test_the_temperature_matrix_is_each_probe_at_each_temperature(run, sets):
 
 
 def test_codes_are_dense_one_hot_vectors(run, sets, monkeypatch):
-    monkeypatch.setattr(linear, "GATHERED", 10_000)  # several chunks
+    monkeypatch.setattr(linear, "SCATTERED", 40_000)  # several blocks
     images, labels = sets[0].images, sets[0].labels
     sources = [Inputs(run, images, layer, (0.0,)) for layer in ("codes", "sem")]
     assert sources[0].kept.dtype == torch.uint8 and sources[0].kept.shape == (400, 16)
