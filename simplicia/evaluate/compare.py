@@ -1,6 +1,7 @@
 """Results of several runs side by side: one row for what was measured alike, one column for each run."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ class Row(NamedTuple):
     """What was measured and how. Cells of one row compare; those of two rows do not."""
 
     dataset: str
+    test_images: str
     when: str  # "online" or "offline"
     protocol: str
     variant: str  # what else tells apart measurements of one protocol
@@ -30,7 +32,6 @@ CELL = (
     "temperature",
     "selected",
     "seeds",
-    "test_images",
 )
 Cell = dict[str, Any]
 
@@ -68,7 +69,8 @@ def _measured(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
             continue
         row = _row(result)
         if several := result.get("per_temperature"):
-            found |= {_row({**result, **part}): _cell({**result, **part}) for part in several}
+            rows = [{**result, **part} for part in several]
+            found |= {_row(part): _cell(part) for part in rows}
             row = row._replace(temperature="chosen")  # on validation images, and so each run its own
         found[row] = _cell(result)
     return found | _online(folder, recipe)
@@ -77,9 +79,13 @@ def _measured(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
 def _row(result: Cell) -> Row:
     words = {"preset": "{}", "k": "k {}", "views": "views: {}", "epochs": "{} epochs"}
     told = [text.format(result[key]) for key, text in words.items() if result.get(key) is not None]
+    if grid := result.get("grid"):
+        rates = math.prod(len(values) for key, values in grid.items() if key != "temperatures")
+        told.append(f"{rates} rates")
     temperature = result.get("temperature")
     return Row(
         str(result.get("dataset")),
+        str(result.get("test_images", "-")),
         "online" if result.get("online") else "offline",
         str(result["protocol"]).removeprefix("offline "),
         ", ".join(told),
@@ -103,7 +109,8 @@ def _online(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
         except (ValueError, RecursionError):  # the torn last line of a killed process
             continue
         if isinstance(line, dict):
-            last |= {k: v for k, v in line.items() if k.startswith("online_") and "_accuracy" in k}
+            online = {k: v for k, v in line.items() if k.startswith("online_") and "_accuracy" in k}
+            last |= {k: v for k, v in online.items() if isinstance(v, int | float)}
     found = {}
     for key, accuracy in last.items():
         layer, _, temperature = key.removeprefix("online_").replace("_accuracy", "").partition("@")
@@ -111,7 +118,7 @@ def _online(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
         layer = "encoder" if layer == "knn" else layer
         if layer == "sem" and not temperature:
             temperature = f"{recipe.sem.temperature:g} (own)"
-        row = Row(recipe.data, "online", protocol, "", "online", layer, temperature or "-")
+        row = Row(recipe.data, "-", "online", protocol, "", "online", layer, temperature or "-")
         found[row] = {"accuracy": accuracy}
     return found
 
@@ -120,4 +127,4 @@ def _order(row: Row) -> tuple:
     layers = [*LAYERS, row.layer]
     number = row.temperature.split(" ")[0]
     heat = float(number) if number.replace(".", "").replace("e-", "").isdigit() else -1.0
-    return (*row[:5], layers.index(row.layer), heat, row.temperature)
+    return (*row[:6], layers.index(row.layer), heat, row.temperature)

@@ -94,13 +94,20 @@ def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The measurements in a run's ``results``; files that are about something else are left out."""
+    """The measurements in a run's ``results``; files of another form are left out."""
     found = []
     for path in sorted((folder / "results").glob("*.json")):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path} cannot be read as a result: {str(error).splitlines()[0]}") from error
-        if isinstance(value, dict) and isinstance(value.get("protocol"), str):
+        if isinstance(value, dict) and isinstance(value.get("protocol"), str) and _is_formed(value):
             found.append(value)
     return found
+
+
+def _is_formed(value: dict[str, Any]) -> bool:
+    """Whether the parts that have parts are what ``result`` makes them."""
+    several, grid = value.get("per_temperature") or [], value.get("grid") or {}
+    rows = isinstance(several, list) and all(isinstance(row, dict) and "accuracy" in row for row in several)
+    return rows and isinstance(grid, dict) and all(isinstance(values, list) for values in grid.values())

@@ -111,7 +111,8 @@ def knn(arguments: list[str]) -> None:
             ]
         ],
     )
-    print(f"written to {run.write_result(name(run, 'knn', found), found, given.json)}")
+    at = f"-at-{given.temperature:g}" if layer == "sem" and given.temperature is not None else ""
+    print(f"written to {run.write_result(name(run, 'knn', found) + at, found, given.json)}")
 
 
 def compare(arguments: list[str]) -> None:
@@ -134,12 +135,13 @@ def compare(arguments: list[str]) -> None:
     if given.json == "-":
         print(text)
         return
-    keys = ["dataset", "when", "protocol", "variant", "network", "layer", "temperature"]
+    keys = ["dataset", "test_images", "when", "protocol", "variant", "network", "layer", "temperature"]
     table(
         "test accuracy in percent",
         [
             "data",
-            *keys[1:],
+            "tested",
+            *keys[2:],
             *(f"{run['path']} ({run['recipe']}, {run['epochs']} ep)" for run in found["runs"]),
         ],
         [

@@ -47,6 +47,8 @@ def runs(folder, tmp_path_factory):
         ["knn", "byol"],
         ["knn", "byol-sem", "--layer", "encoder"],
         ["knn", "byol-sem", "--layer", "codes"],
+        ["knn", "byol-sem", "--temperature", "0.5"],
+        ["knn", "byol-sem"],
         ["knn", "byol", "--data", "digits"],
     ):
         assert cli.main([words[0], str(path / words[1]), *words[2:]]) == 0
@@ -104,6 +106,8 @@ def test_what_was_measured_otherwise_does_not(runs):
     assert all(row["cells"][0] is None and "standard_error" not in row["cells"][1] for row in online)
     assert len(rows(found, protocol="linear probe", layer="encoder")) == 2  # one online, one offline
     assert rows(found, network="target")[0]["layer"] == "codes"
+    by_cosine = rows(found, protocol="weighted kNN", layer="sem")
+    assert [row["temperature"] for row in by_cosine] == ["0.5", "1"]
     (chosen,) = rows(found, temperature="chosen")
     assert chosen["cells"][1]["temperature"] in (1e-4, 0.001, 0.01, 0.1, 1, 10)
     keys = [tuple(str(row[key]) for key in row if key != "cells") for row in found["rows"]]
@@ -158,6 +162,7 @@ def test_damaged_and_foreign_files(runs, tmp_path, capsys):
     copied = tmp_path / "run"
     shutil.copytree(runs / "byol", copied)
     (copied / "results/notes.json").write_text('{"entropy": 1}')
+    (copied / "results/odd.json").write_text('{"protocol": "x", "accuracy": 1, "per_temperature": [3]}')
     (copied / "log.jsonl").write_text('{"step": 1, "online_encoder_accu')
     assert compare([copied])["rows"] == compare([runs / "byol"])["rows"]
     (copied / "results/torn.json").write_text('{"protocol": ')
