@@ -17,7 +17,9 @@ def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> 
     name = data or run.recipe.data
     size = None if name in datasets.names() else run.recipe.image_size
     directory = data_dir or run.recipe.data_dir
-    train, test = (datasets.load(name, split, directory, size=size) for split in ("train", "test"))
+    train = datasets.load(name, "train", directory, size=size)
+    _check_labels(train)  # before a folder without classes is asked for a test split
+    test = datasets.load(name, "test", directory, size=size)
     check_classes(train, test)
     return train, test
 
@@ -25,11 +27,7 @@ def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> 
 def check_classes(train: ImageSet, test: ImageSet) -> None:
     """A UserError unless both sets are labelled with the same classes, and training shows what is tested."""
     for images in (train, test):
-        if images.labels is None:
-            raise UserError(
-                f"{images.name} has no labels to measure with; "
-                "give --data with a labelled set (folder/<class>/*)"
-            )
+        _check_labels(images)
     assert train.labels is not None and test.labels is not None
     if train.classes != test.classes:
         apart = sorted(set(train.classes) ^ set(test.classes))
@@ -53,6 +51,13 @@ def encoder_features(run: Run, images: Tensor, network: str = "online", batch_si
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
     run.features[key] = images, features  # holding the images keeps their id from being used again
     return features
+
+
+def _check_labels(images: ImageSet) -> None:
+    if images.labels is None:
+        raise UserError(
+            f"{images.name} has no labels to measure with; give --data with a labelled set (folder/<class>/*)"
+        )
 
 
 def _listed(names: list[str]) -> str:
