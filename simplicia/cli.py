@@ -20,6 +20,7 @@ VERBS = {  # name: (module of simplicia.verbs, what it does)
         "evaluating",
         "representations or codes of images: simplicia encode RUN images/ --out codes.npz",
     ),
+    "analyze": ("analysing", "look inside: entropy, coherence, spectrum, what simplices fire on, retrieval"),
     "bench": ("timing", "how fast a step is: simplicia bench step cifar100-byol-sem"),
     "cost": ("costing", "parameters, FLOPs and memory of recipes: simplicia cost cifar100-byol-sem"),
     "recipes": ("listing", "the named recipes"),

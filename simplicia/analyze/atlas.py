@@ -1,0 +1,153 @@
+"""The simplex atlas: what each vertex of each simplex fires on, and which of them mean something.
+
+A vertex fires on an image when it is the largest of its simplex: a simplex is a question with V answers, and
+its code the answer. All that is kept while images stream by is a count of (simplex, vertex, class).
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Atlas:
+    """Counts what vertices fire on, batch by batch. Without labels there is one class: every image."""
+
+    def __init__(self, simplices: int, vertices: int, classes: int = 1, device: torch.device | str = "cpu"):
+        self.shape = simplices, vertices, classes
+        self.counts = torch.zeros(simplices * vertices * classes, dtype=torch.int32, device=device)
+        # the sum of a random number for each image a vertex fires on: equal for vertices with equal images,
+        # and for others equal once in 2^64
+        self.signature = torch.zeros(simplices * vertices, dtype=torch.int64, device=device)
+        self.generator = torch.Generator().manual_seed(0)
+        self.mean = torch.zeros(simplices * vertices, dtype=torch.float64, device=device)
+        self.square = torch.zeros_like(self.mean)
+        self.images = 0
+
+    def add(self, codes: Tensor, probabilities: Tensor, labels: Tensor | None = None) -> None:
+        """Codes (N, L), probabilities (N, L*V) and labels (N,) of a batch."""
+        simplices, vertices, classes = self.shape
+        device = self.counts.device
+        n = len(codes)
+        units = codes.long() + torch.arange(simplices, device=device) * vertices  # (N, L)
+        label = torch.zeros(n, dtype=torch.int64, device=device) if labels is None else labels.to(device)
+        cells = (units * classes + label[:, None]).flatten()
+        self.counts.scatter_add_(0, cells, torch.ones((), dtype=torch.int32, device=device).expand_as(cells))
+        limit = torch.iinfo(torch.int64)
+        key = torch.randint(limit.min, limit.max, (n,), generator=self.generator, dtype=torch.int64)
+        self.signature.scatter_add_(
+            0, units.flatten(), key.to(device)[:, None].expand(n, simplices).flatten()
+        )
+        self.mean += probabilities.sum(0)
+        self.square += probabilities.square().sum(0)
+        self.images += n
+
+    @property
+    def table(self) -> Tensor:
+        """How often each vertex fired on each class: (L, V, C)."""
+        return self.counts.view(self.shape)
+
+    @property
+    def fired(self) -> Tensor:
+        """How often each vertex fired: (L, V)."""
+        return self.table.sum(-1)
+
+    def simplex_information(self) -> Tensor:
+        """Mutual information of each simplex's code with the class, in nats: (L,)."""
+        return torch.cat([_information(part.double()) for part in self.table.split(256)])
+
+    def vertex_information(self) -> Tensor:
+        """Mutual information of "this vertex fires" with the class, in nats: (L, V)."""
+        found = []
+        for part in self.table.split(256):
+            fires = part.double()
+            everything = fires.sum(1, keepdim=True)  # the same for every simplex: images of each class
+            found.append(_information(torch.stack([fires, everything - fires], -2)))
+        return torch.cat(found)
+
+    def contrast(self) -> Tensor:
+        """Standard deviation over images of each vertex's probability: (L, V). It needs no labels."""
+        mean = self.mean / self.images
+        return (self.square / self.images - mean**2).clamp_min(0).sqrt().view(self.shape[:2])
+
+    def duplicate_vertices(self) -> int:
+        """How many vertices fire on exactly the images that an earlier one fires on, dead ones aside."""
+        alive = self.signature[self.fired.flatten() > 0]
+        return len(alive) - len(alive.unique())
+
+    def duplicate_simplices(self) -> list[list[int]]:
+        """Groups of simplices that sort the images in the same way, whatever they call the answers.
+
+        Simplices with one answer for all images are left out.
+        """
+        blocks = self.signature.view(self.shape[:2]).sort(1).values
+        _, group = blocks.unique(dim=0, return_inverse=True)
+        members: dict[int, list[int]] = {}
+        asking = (self.fired > 0).sum(1) > 1
+        for simplex, (number, useful) in enumerate(zip(group.tolist(), asking.tolist(), strict=True)):
+            if useful:
+                members.setdefault(number, []).append(simplex)
+        return sorted(group for group in members.values() if len(group) > 1)
+
+    def ranked(self, count: int) -> tuple[list[int], Tensor]:
+        """The features (simplex * V + vertex) that say most, and the score (L, V) they are ranked by.
+
+        With classes the score is the information about the class, and no class is the strongest of more than
+        three times its share of the features, so that the list is not about the easiest class alone. Without,
+        it is the contrast.
+        """
+        classes = self.shape[2]
+        score = self.vertex_information() if classes > 1 else self.contrast()
+        strongest = self.table.argmax(-1).flatten().tolist()
+        most = math.ceil(3 * count / classes)
+        left = [most] * classes
+        chosen: list[int] = []
+        alive = (self.fired.flatten() > 0).tolist()
+        for feature in score.flatten().argsort(descending=True, stable=True).tolist():
+            if alive[feature] and left[strongest[feature]] and len(chosen) < count:
+                left[strongest[feature]] -= 1
+                chosen.append(feature)
+        return chosen, score
+
+    def summary(self, simplices: int = 50) -> dict[str, Any]:
+        """How many vertices and simplices are of use, and the simplices that say most about the class."""
+        fired = self.fired
+        used = (fired > 0).sum(1)
+        groups = self.duplicate_simplices()
+        found: dict[str, Any] = {
+            "simplices": self.shape[0],
+            "vertices": self.shape[1],
+            "images": self.images,
+            "dead_vertices": int((fired == 0).sum()),
+            "duplicate_vertices": self.duplicate_vertices(),
+            "constant_simplices": int((used == 1).sum()),
+            "duplicate_simplices": sum(len(group) - 1 for group in groups),
+            "duplicate_groups": groups[:50],
+            "used_vertices": torch.bincount(used, minlength=self.shape[1] + 1).tolist(),
+            "class_entropy": None,
+            "simplex_information": None,
+            "best_simplices": [],
+        }
+        if self.shape[2] > 1:
+            information = self.simplex_information()
+            share = self.table[0].sum(0).double() / self.images
+            found["class_entropy"] = -torch.special.xlogy(share, share).sum().item()
+            found["simplex_information"] = {
+                "mean": information.mean().item(),
+                "largest": information.max().item(),
+                "smallest": information.min().item(),
+            }
+            best = information.argsort(descending=True, stable=True)[:simplices].tolist()
+            found["best_simplices"] = [
+                {"simplex": i, "information": information[i].item(), "fired": fired[i].tolist()} for i in best
+            ]
+        return found
+
+
+def _information(table: Tensor) -> Tensor:
+    """Mutual information of two variables from their counts (..., rows, columns), in nats."""
+    joint = table / table.sum((-2, -1), keepdim=True)
+    independent = joint.sum(-1, keepdim=True) * joint.sum(-2, keepdim=True)
+    ratio = torch.where(joint > 0, joint / independent, 1.0)
+    return torch.special.xlogy(joint, ratio).sum((-2, -1)).clamp_min(0)

@@ -1,0 +1,40 @@
+"""How many directions does a representation use? The spectrum of its covariance."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def spectrum(features: Tensor, top: int | None = None) -> Tensor:
+    """Singular values of the covariance of features (N, D), high to low: min(N, D) of them, float64.
+
+    The covariance is (1/N) sum (z - mean)(z - mean)^T, as in the paper's appendix. Its singular values are
+    those of the Gram matrix (N, N) as well, apart from zeros, so the smaller of the two is decomposed. With
+    ``top``, only that many, by a randomised method: for when both N and D are large.
+    """
+    if features.dim() != 2 or 0 in features.shape:
+        raise ValueError(f"features are {tuple(features.shape)}; they must be (N, D), at least one of each")
+    if top is not None and not 1 <= top <= min(features.shape):
+        raise ValueError(f"top is {top}; it must be from 1 to {min(features.shape)}, the smaller of N and D")
+    wide = features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
+    centred = wide - wide.mean(0)
+    n, d = centred.shape
+    if top is not None:
+        # a few more directions than asked for, and powers, make the last ones asked for accurate
+        values = torch.svd_lowrank(centred, q=min(top + 20, n, d), niter=4)[1][:top]
+        return values.double() ** 2 / n
+    product = centred @ centred.T if n < d else centred.T @ centred
+    return torch.linalg.eigvalsh(product.double() / n).flip(0).clamp_min(0)
+
+
+def effective_rank(values: Tensor) -> float:
+    """How many directions are used: exp of the entropy of singular values (Roy & Vetterli 2007).
+
+    ``values`` are of the covariance; their roots are, up to a factor, the singular values of the features,
+    which is the definition the training log uses too.
+    """
+    roots = values.double().clamp_min(0).sqrt()
+    shares = roots / roots.sum().clamp_min(1e-12)
+    return math.exp(-(shares * shares.clamp_min(1e-12).log()).sum().item())
