@@ -79,7 +79,7 @@ def cost(run: Run) -> dict[str, Any] | None:
     """Parameters, activations and multiply-adds for one image."""
     try:
         found = importlib.import_module("simplicia.analyze.cost").cost(run.method, run.recipe.image_size)
-    except ImportError:
+    except (ImportError, RuntimeError):  # an encoder that cannot be counted loses nobody an analysis
         return None
     return {name: getattr(found, name) for name in ("parameters", "activations", "flops")}
 

@@ -1,8 +1,8 @@
 """Linear classifiers whose weights the coherence is measured on.
 
 One plain protocol for all layers, without a grid: cross-entropy, SGD with momentum 0.9 from zero, a cosine to
-zero, on centred features (the bias takes up the mean) with the rate 1 / mean |x|^2, so that no layer's scale
-favours it. Accuracies to report come from ``simplicia probe``.
+zero, on centred features (the bias takes up the mean), with a rate in units of one over the layer's largest
+variance, so that no layer is favoured by its scale. Accuracies to report come from ``simplicia probe``.
 """
 
 import math
@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from simplicia.analyze.spectrum import spectrum
+
+RATE = 16
 Represent = Callable[[Tensor], dict[str, Tensor]]  # a batch of features -> that batch in each layer
 
 
@@ -47,7 +50,9 @@ def fit_weights(
     found, rates, velocity = {}, {}, {}
     for name, x in first.items():
         mean = x.mean(0)
-        rates[name] = 1 / (x.square().sum(1).mean() - mean.square().sum()).clamp_min(1e-12)
+        # the cross-entropy's curvature: the largest variance of any direction over the number of classes
+        # at first, and seldom much more later
+        rates[name] = min(RATE, 3 * classes) / spectrum(x, top=1).float().clamp_min(1e-12)
         weight, bias = x.new_zeros(x.shape[1], classes), x.new_zeros(classes)
         found[name] = Linear(weight, bias, mean)
         velocity[name] = torch.zeros_like(weight), torch.zeros_like(bias)

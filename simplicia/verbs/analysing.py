@@ -19,7 +19,7 @@ def analyze(arguments: list[str]) -> None:
     parser.add_argument(
         "--fit-images",
         type=positive,
-        help="training images that the linear classifiers see (default: all; on a CPU as many as --images)",
+        help="training images that the linear classifiers see (default: all; on a CPU 5000)",
     )
     parser.add_argument("--temperature", type=temperature, help="of SEM (default: the run's own)")
     parser.add_argument("--out", metavar="FOLDER", help="where it goes, of one run (default: RUN/analysis)")
@@ -48,6 +48,10 @@ def analyze(arguments: list[str]) -> None:
         _show(analysis)
         print(f"written to {folder}")
         found.append(analysis)
+    if given.figures:
+        from simplicia.analyze.figures import draw
+
+        print(f"{len(draw(found, given.figures))} files written to {given.figures}")
 
 
 def _show(found: dict[str, Any]) -> None:
