@@ -29,7 +29,7 @@ def top_features(weight: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
     if not values.isfinite().all():
         raise ValueError("weight holds numbers that are not finite")
     order = values.abs().sort(dim=1, descending=True, stable=True).indices[:, :k]
-    return order.cpu().numpy(), values.gather(1, order).float().cpu().numpy()
+    return order.cpu().numpy(), values.gather(1, order).double().cpu().numpy()
 
 
 def coherence(weight: Array, superclass: Array, k: int) -> float:
@@ -80,8 +80,11 @@ def _by_feature(indices: np.ndarray, values: np.ndarray) -> dict[int, tuple[np.n
     order = np.argsort(features, kind="stable")
     features, linked, ranks = features[order], linked[order], ranks[order]
     names, starts = np.unique(features, return_index=True)
-    parts = zip(np.split(linked, starts[1:]), np.split(ranks, starts[1:]), strict=True)
-    return dict(zip(names.tolist(), parts, strict=True))
+    ends = [*starts[1:], len(features)]
+    return {
+        name: (linked[start:end], ranks[start:end])
+        for name, start, end in zip(names.tolist(), starts, ends, strict=False)
+    }
 
 
 def coherence_graph(weight: Array, k: int, classes: Sequence[str] = ()) -> "networkx.Graph":

@@ -86,7 +86,7 @@ def compare(
         found["graphs"] += [_graph(layer, weight, k, classes, folder) for k in GRAPHS if k <= most]
         indices, values = top_features(weight, most)
         tensors[f"{layer}.index"] = torch.from_numpy(indices).int().contiguous()
-        tensors[f"{layer}.value"] = torch.from_numpy(values).contiguous()
+        tensors[f"{layer}.value"] = torch.from_numpy(values).float().contiguous()
     from safetensors.torch import save_file
 
     save_file(tensors, folder / "weights.safetensors")

@@ -68,7 +68,7 @@ def _names(analyses: list[Found]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Words as they are: matplotlib would read formulas between dollars, and SVG takes no control characters."""
+    """Words as they are: matplotlib would read formulas between dollars, and SVG takes no controls."""
     shown = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else "?" for c in text)
     return shown.replace("$", r"\$")
 

@@ -18,15 +18,26 @@ def spectrum(features: Tensor, top: int | None = None) -> Tensor:
         raise ValueError(f"features are {tuple(features.shape)}; they must be (N, D), at least one of each")
     if top is not None and not 1 <= top <= min(features.shape):
         raise ValueError(f"top is {top}; it must be from 1 to {min(features.shape)}, the smaller of N and D")
-    wide = features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
-    centred = wide - wide.mean(0)
-    n, d = centred.shape
+    if features.device.type == "mps":  # it has no 64 bits
+        features = features.cpu()
+    n, d = features.shape
     if top is not None:
+        centred = features.float() - features.float().mean(0)
         # a few more directions than asked for, and powers, make the last ones asked for accurate
         values = torch.svd_lowrank(centred, q=min(top + 20, n, d), niter=4)[1][:top]
         return values.double() ** 2 / n
-    product = centred @ centred.T if n < d else centred.T @ centred
-    return torch.linalg.eigvalsh(product.double() / n).flip(0).clamp_min(0)
+    # in 64 bits, since the products are squares; a part at a time, since the features may fill memory
+    mean = features.double().mean(0) if n >= d else None
+    product = torch.zeros(min(n, d), min(n, d), dtype=torch.float64, device=features.device)
+    for part in features.split(4096, dim=1 if n < d else 0):
+        wide = part.double()
+        if mean is None:
+            wide -= wide.mean(0)
+            product.addmm_(wide, wide.T)
+        else:
+            wide -= mean
+            product.addmm_(wide.T, wide)
+    return torch.linalg.eigvalsh(product / n).flip(0).clamp_min(0)
 
 
 def effective_rank(values: Tensor) -> float:
