@@ -28,7 +28,16 @@ def top_features(weight: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"k is {k}; it must be from 1 to {values.shape[1]}, the number of features")
     if not values.isfinite().all():
         raise ValueError("weight holds numbers that are not finite")
-    order = values.abs().sort(dim=1, descending=True, stable=True).indices[:, :k]
+    magnitude = values.abs()
+    least = magnitude.topk(k).values[:, -1:]
+    # topk is fast but picks any of equal ones; a stable sort of the few candidates picks the first
+    candidates = [row.nonzero()[:, 0] for row in magnitude >= least]
+    order = torch.stack(
+        [
+            few[row[few].sort(descending=True, stable=True).indices[:k]]
+            for row, few in zip(magnitude, candidates, strict=True)
+        ]
+    )
     return order.cpu().numpy(), values.gather(1, order).double().cpu().numpy()
 
 
