@@ -1,6 +1,7 @@
 """Coherence of SEM beside its controls: the encoder, the embedder, the encoder's independent components."""
 
 import importlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def independent(
         ica = importlib.import_module("simplicia.analyze.ica").ica
     except ImportError:
         return None, ["independent components are left out: simplicia.analyze.ica is not there"]
-    some = features[:rows].double().cpu()
+    some = features[:: math.ceil(len(features) / rows)].double().cpu()  # they may lie sorted by class
     rank = int(torch.linalg.matrix_rank(some - some.mean(0)))
     count = min(rank, len(some) - 1, most)
     if count < 1:

@@ -207,7 +207,7 @@ class Study:
         rows = [(self.temperature, len(self.features), first)]
         others = [t for t in sorted({*TEMPERATURES, self.own}) if t != self.temperature]
         histograms = [EntropyHistogram(self.vertices, device=self.features.device) for _ in others]
-        some = self.features[:2000]
+        some = self.features[_sample(len(self.features), 2000)]  # images may lie sorted by class
         for logits in self._logits("entropies", some):
             for tau, histogram in zip(others, histograms, strict=True):
                 histogram.add(simplices(logits, self.vertices, tau))
@@ -236,7 +236,8 @@ class Study:
     @torch.no_grad()
     def _spectrum(self) -> dict[str, Any]:
         # the Gram matrix of 10,000 images is seconds of a GPU's time and minutes of a CPU's
-        some = self.features[:2048] if self.features.device.type == "cpu" else self.features
+        most = 2048 if self.features.device.type == "cpu" else len(self.features)
+        some = self.features[_sample(len(self.features), most)]
         layers = []
         for layer in ("encoder", "embedder", "sem") if self.sem else ("encoder",):
             self._say(f"spectrum of {layer}")
@@ -278,7 +279,7 @@ class Study:
             groups = None if self.superclass is None else chance(self.superclass[self.labels])
             by_chance = {"by_class": chance(self.labels), "by_superclass": groups}
         examples = []
-        for i in _spaced(len(queries), EXAMPLES):
+        for i in range(0, len(queries), math.ceil(len(queries) / EXAMPLES)):
             for layer, (indices, similarity) in found.items():
                 examples.append(
                     {
