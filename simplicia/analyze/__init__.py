@@ -1,4 +1,4 @@
-"""Analyses: what a model costs, and what its representation is like.
+"""Analyses: what a representation is like inside, what a model costs, and what the theory says.
 
 Functions come when first used. One that is named like its file stays the function when the file is imported.
 """
@@ -9,7 +9,16 @@ from types import ModuleType
 from typing import Any
 
 _FUNCTIONS = {  # name: the file it lives in
+    "Atlas": "atlas",
+    "analyze": "bundle",
+    "coherence": "coherence",
+    "coherence_curve": "coherence",
+    "coherence_graph": "coherence",
     "cost": "cost",
+    "effective_rank": "spectrum",
+    "entropy_histogram": "entropy",
+    "nearest": "retrieval",
+    "spectrum": "spectrum",
 }
 
 
@@ -26,32 +35,3 @@ class _Room(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Room
-"""Looking inside a run: entropy, coherence, spectrum, what simplices fire on, retrieval by code."""
-
-import importlib
-from typing import Any
-
-_WHERE = {  # name: module of simplicia.analyze
-    "Atlas": "atlas",
-    "analyze": "bundle",
-    "coherence": "coherence",
-    "coherence_curve": "coherence",
-    "coherence_graph": "coherence",
-    "effective_rank": "spectrum",
-    "entropy_histogram": "entropy",
-    "nearest": "retrieval",
-    "spectrum": "spectrum",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for: a module is only paid for by who uses it."""
-    if name not in _WHERE:
-        raise AttributeError(f"module 'simplicia.analyze' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"simplicia.analyze.{_WHERE[name]}"), name)
-
-
-# Importing a module sets the name of the module here; where a function has the same name, it is the function
-# that is meant, so it is put in place once and for all.
-for _name in [name for name, module in _WHERE.items() if name == module]:
-    globals()[_name] = __getattr__(_name)
