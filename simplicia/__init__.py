@@ -38,6 +38,7 @@ _ROOMS = {
     "losses",
     "methods",
     "run",
+    "sweep",
     "train",
 }
 _FUNCTIONS = {"pretrain": "simplicia.train.loop", "load": "simplicia.run"}

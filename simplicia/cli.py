@@ -21,6 +21,11 @@ VERBS = {  # name: (module of simplicia.verbs, what it does)
         "representations or codes of images: simplicia encode RUN images/ --out codes.npz",
     ),
     "analyze": ("analysing", "look inside: entropy, coherence, spectrum, what simplices fire on, retrieval"),
+    "sweep": (
+        "searching",
+        "try many settings: simplicia sweep shapes-byol-sem --grid sem.simplices=16,64,256",
+    ),
+    "bound": ("searching", "what Theorem 1 says, in theory or of a run: simplicia bound [RUN]"),
     "bench": ("timing", "how fast a step is: simplicia bench step cifar100-byol-sem"),
     "cost": ("costing", "parameters, FLOPs and memory of recipes: simplicia cost cifar100-byol-sem"),
     "recipes": ("listing", "the named recipes"),

@@ -17,6 +17,10 @@ _FUNCTIONS = {  # name: the file it lives in
     "cost": "cost",
     "effective_rank": "spectrum",
     "entropy_histogram": "entropy",
+    "expressivity": "bound",
+    "expressivity_base": "bound",
+    "expressivity_supremum": "bound",
+    "ica": "ica",
     "nearest": "retrieval",
     "spectrum": "spectrum",
 }

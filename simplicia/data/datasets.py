@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +129,27 @@ def held_out(labels: np.ndarray, share: float) -> np.ndarray:
         # A generator for each class: what is held out of one does not depend on what is in the others.
         mask[np.random.Generator(np.random.PCG64(0)).permutation(members)[:count]] = True
     return mask
+
+
+def split(images: ImageSet, share: float) -> tuple[ImageSet, ImageSet]:
+    """The images without, and only with, the same `share` of each class every time."""
+    if images.labels is None:
+        raise UserError(f"{images.name} has no labels; holding out a share of each class needs them")
+    mask = held_out(images.labels.numpy(), share)
+    if not mask.any():
+        raise UserError(f"{images.name} has too few images of each class to hold some out")
+
+    def part(chosen: np.ndarray) -> ImageSet:
+        return replace(
+            images,
+            images=images.images[torch.from_numpy(chosen)],
+            labels=images.labels[torch.from_numpy(chosen)],  # type: ignore[index]
+            files=tuple(name for name, kept in zip(images.files, chosen, strict=True) if kept)
+            if images.files
+            else (),
+        )
+
+    return part(~mask), part(mask)
 
 
 def _listed() -> str:

@@ -5,6 +5,7 @@ import shlex
 import signal
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,14 @@ def pretrain(
     download: bool = False,
     quiet: bool = False,
     dry_run: bool = False,
+    on_online: Callable[[int, dict[str, float]], None] | None = None,
     **changes: Any,
 ) -> Run | None:
     """Train a recipe (or the name of one, with changes) into the folder ``out``, and return the run.
 
     ``resume`` goes on from the newest checkpoint of ``out``, or starts without one. ``dry_run`` says what
     would happen and returns None. Ctrl-C and SIGTERM save before they end the training.
+    ``on_online(epoch, accuracies)`` is called when online probes were measured; what it raises ends the run.
     """
     named = recipes.get(recipe) if isinstance(recipe, str) else recipe
     folder = place.choose(named.name, out, resume)
@@ -59,11 +62,15 @@ def pretrain(
     fabric = devices.fabric(device, processes, recipe.precision)
     quiet = quiet or fabric.global_rank > 0
     images = _load_images(recipe, "train", download, quiet)
+    measured: ImageSet | None = None
+    if recipe.holdout:
+        images, measured = datasets.split(images, recipe.holdout)
     recipe, notes = fit(recipe, images, fabric.device, processes)
     torch.manual_seed(recipe.seed)
     training = Training(recipe, folder, images, fabric, quiet, engine)
     if recipe.online_every:
-        training.add_online_probe(_load_images(recipe, "test", False, quiet=True))
+        training.add_online_probe(measured or _load_images(recipe, "test", False, quiet=True))
+        training.on_online = on_online
     training.introduce(notes)
     if dry_run:
         training.rehearse()
@@ -92,6 +99,7 @@ class Training:
         self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
         self.writer: checkpoint.Writer
+        self.on_online: Callable[[int, dict[str, float]], None] | None = None
 
     def add_online_probe(self, test: ImageSet) -> None:
         if self.images.labels is None or test.labels is None:
@@ -155,6 +163,7 @@ class Training:
             progress.close()
             if log is not None:
                 log.close()
+            self.writer.wait()
 
     def _loop(self, signals: "Signals", log: Log | None, progress: Progress) -> None:
         began = time.monotonic() - self.seconds
@@ -196,6 +205,8 @@ class Training:
                     log.write(self.done, **accuracies)
                 words = ", ".join(f"{k.replace('_', ' ')} {v:.1f} %" for k, v in accuracies.items())
                 progress.say(f"epoch {self.done // batches}: {words}")
+                if self.on_online is not None:
+                    self.on_online(self.done // batches, accuracies)
             if last or ending or time.monotonic() - saved > patience:
                 began_saving = time.monotonic()
                 self._save(output.loss.item())

@@ -67,9 +67,9 @@ def findable(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, **changes)  # type: ignore[arg-type]
 
 
-def lock(folder: Path) -> Any:
-    """An open file that tells other processes that this run is being trained; closing it ends that."""
-    file = (folder / "recipe.yaml").open()
+def lock(folder: Path, name: str = "recipe.yaml") -> Any:
+    """An open file that tells other processes that this folder is being trained; closing it ends that."""
+    file = (folder / name).open("a")
     try:
         import fcntl
 

@@ -71,6 +71,7 @@ class Recipe:
     batch_size: int = 256  # over all processes (0: chosen from the number of images)
     precision: Literal["auto", "32", "bf16"] = "auto"  # ("auto": bf16 on a GPU, 32 bits elsewhere)
     seed: int = 0
+    holdout: float = 0.0  # share of each class kept out of training, for online probes (0: they use test)
     sem: SemSettings = field(default_factory=SemSettings)
     vq: VqSettings = field(default_factory=VqSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
@@ -130,6 +131,8 @@ class Recipe:
         for value in self.online_temperatures:
             if not 0 <= value < math.inf:
                 raise UserError(f"online_temperatures has {value}; each must be 0 (one-hot) or positive")
+        if not 0 <= self.holdout < 1:
+            raise UserError(f"holdout is {self.holdout}; it must be 0 or a share below 1")
         if self.stem_padding < 0:
             raise UserError(f"stem_padding is {self.stem_padding}; it must not be negative")
         if self.optim.momentum >= 1:

@@ -1,26 +1,18 @@
 """Verbs that train: pretrain, demo."""
 
+from typing import TYPE_CHECKING, Any
+
 from simplicia.errors import UserError
 from simplicia.options import Parser, add_settings, positive
 
+if TYPE_CHECKING:
+    from simplicia.train.recipe import Recipe
+
 
 def pretrain(arguments: list[str]) -> None:
-    from simplicia import methods
-    from simplicia.train import recipes
     from simplicia.train.loop import pretrain
 
-    if not arguments or arguments[0] in ("-h", "--help"):
-        name, shown = "byol-sem", ["--help"]
-    elif arguments[0].startswith("-"):
-        raise UserError(
-            f"pretrain takes a recipe's name first, not {arguments[0]}; simplicia recipes lists them"
-        )
-    else:
-        name, shown = arguments[0], arguments[1:]
-    recipe = recipes.get(name)  # before the options: a wrong name is told as such
-    first = Parser("pretrain RECIPE", add_help=False)
-    first.add_argument("--method", default=recipe.method)
-    method = first.parse_known_args(shown)[0].method
+    recipe, shown = named_recipe("pretrain", arguments)
     parser = Parser("pretrain RECIPE", description="Train a recipe. Any setting of it is an option.")
     parser.add_argument("--out", metavar="FOLDER", help="where the run goes (default: runs/RECIPE)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
@@ -30,21 +22,9 @@ def pretrain(arguments: list[str]) -> None:
     parser.add_argument("--download", action="store_true", help="fetch a standard data set that is not there")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, and stop")
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    skip = ("name", "options")
-    setters = add_settings(parser, recipe, skip=skip)
-    group = parser.add_argument_group(f"options of {method}")
-    for option, default in methods.options(method).items():
-        flag = f"--{method}.{option.replace('_', '-')}"
-        group.add_argument(
-            flag, type=type(default), metavar=type(default).__name__, help=f"(default: {default})"
-        )
-        setters[f"{method}.{option}"] = f"options.{option}"
-    given = vars(parser.parse(shown))
-    changes = {setting: given[name] for name, setting in setters.items() if given[name] is not None}
-    if "method" in changes:
-        changes = {"options": {}, **changes}
+    given, changes, _ = with_settings(parser, recipe, shown)
     run = pretrain(
-        name,
+        recipe.name,
         out=given["out"],
         resume=given["resume"],
         device=given["device"],
@@ -58,6 +38,43 @@ def pretrain(arguments: list[str]) -> None:
     if run is not None:
         print(f"{run.path}: {run.step} steps in {run.state['seconds']:.0f} s, loss {run.state['loss']:.4f}")
         print(f"next: simplicia probe {run.path}")
+
+
+def named_recipe(verb: str, arguments: list[str]) -> "tuple[Recipe, list[str]]":
+    """The recipe a verb is given first, before its options are read: a wrong name is told as such."""
+    from simplicia.train import recipes
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return recipes.get("byol-sem"), ["--help"]
+    if arguments[0].startswith("-"):
+        raise UserError(
+            f"{verb} takes a recipe's name first, not {arguments[0]}; simplicia recipes lists them"
+        )
+    return recipes.get(arguments[0]), arguments[1:]
+
+
+def with_settings(
+    parser: Parser, recipe: "Recipe", arguments: list[str]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """What a verb that trains was given: its own options, changes of the recipe, and options' settings."""
+    from simplicia import methods
+
+    first = Parser("", add_help=False)
+    first.add_argument("--method", default=recipe.method)
+    method = first.parse_known_args(arguments)[0].method
+    setters = add_settings(parser, recipe, skip=("name", "options"))
+    group = parser.add_argument_group(f"options of {method}")
+    for option, default in methods.options(method).items():
+        flag = f"--{method}.{option.replace('_', '-')}"
+        group.add_argument(
+            flag, type=type(default), metavar=type(default).__name__, help=f"(default: {default})"
+        )
+        setters[f"{method}.{option}"] = f"options.{option}"
+    given = vars(parser.parse(arguments))
+    changes = {setting: given[name] for name, setting in setters.items() if given[name] is not None}
+    if "method" in changes:
+        changes = {"options": {}, **changes}
+    return given, changes, setters
 
 
 def demo(arguments: list[str]) -> None:

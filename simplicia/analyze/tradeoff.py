@@ -1,0 +1,182 @@
+"""Theorem 1 on a run: its margin, the expressivity of its simplices, and what a classifier on them loses.
+
+The theorem's vectors lie in [-1, 1]. Those of a run do not, so they are divided by their largest magnitude;
+the temperature is divided by it too, which leaves the softmax as it was.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from simplicia.analyze.bound import expressivity, expressivity_base, expressivity_supremum, gap_term
+from simplicia.data.datasets import ImageSet
+from simplicia.errors import UserError
+from simplicia.evaluate.features import encoder_features
+from simplicia.provenance import versions
+from simplicia.run import Run
+from simplicia.sem import SimplicialEmbedding, simplicial
+
+ELEMENTS = 2**24  # of a batch of simplices held at once
+
+
+def tradeoff(
+    run: Run,
+    train: ImageSet,
+    test: ImageSet | None = None,
+    temperatures: Sequence[float] = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0),
+    samples: int = 2000,
+    rounds: int = 8,
+    network: str = "online",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Each term of Theorem 1 at each temperature, and without the softmax (temperature None).
+
+    On at most ``samples`` images; ``rounds`` times they are paired at random, and every simplex on whose
+    code a pair agrees counts. With labels a logistic regression is trained (L2 penalty of weight 1, as
+    scikit-learn has it); its Lipschitz constant is at most sqrt(2) times its weights' largest singular value.
+    """
+    start = time.monotonic()
+    sem = run.network(network).bottleneck
+    if not isinstance(sem, SimplicialEmbedding):
+        raise UserError(f"{run.path} was trained without SEM; the theorem's terms are those of simplices")
+    if not temperatures or any(not 0 < t < math.inf for t in temperatures):
+        raise UserError(f"temperatures are {list(temperatures)}; each must be above 0")
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(train), generator=generator)[:samples]
+    features = encoder_features(run, train.images[chosen], network)
+    if len(features) < 2:
+        raise UserError(f"{train.name} has {len(features)} image; pairs need at least 2")
+    scale, gaps = _scale_and_gaps(sem, features)
+    margins = {"least": gaps[0].item(), "percentile_1": gaps[len(gaps) // 100].item()}
+    margins |= {"median": gaps[len(gaps) // 2].item()}
+    measured, agreeing = _measured(sem, features, scale, temperatures, rounds, generator)
+
+    rows: list[dict[str, Any]] = []
+    for temperature, largest in zip([None, *temperatures], measured.tolist(), strict=True):
+        row: dict[str, Any] = {"temperature": temperature, "measured": largest}
+        if temperature is None:
+            row["supremum"] = row["bound"] = expressivity_base(sem.vertices, margins["least"])
+        else:
+            point = temperature / scale, margins["least"]
+            row["supremum"] = expressivity_supremum(sem.vertices, *point)
+            row["bound"] = expressivity(sem.vertices, *point)
+        if train.labels is not None:
+            own, held = train.labels[chosen], (test, slice(0, samples))
+            row |= _losses(run, sem, features, own, temperature, scale, held, len(train.classes), network)
+            row["term"] = gap_term(row["measured"], sem.simplices, row["lipschitz"])
+        rows.append(row)
+    return {
+        "protocol": "Theorem 1 on data",
+        "run": run.recipe.name,
+        "dataset": train.name,
+        "network": network,
+        "simplices": sem.simplices,
+        "vertices": sem.vertices,
+        "pretrain_temperature": float(sem.temperature),
+        "pretrain_step": run.step,
+        "scale": scale,
+        "margin": margins,
+        "images": len(features),
+        "agreeing_pairs": agreeing,
+        "rows": rows,
+        "seed": seed,
+        "seconds": time.monotonic() - start,
+        **versions(run.device),
+    }
+
+
+def _batches(sem: SimplicialEmbedding, features: Tensor) -> Iterator[Tensor]:
+    """Vectors before the softmax, (batch, simplices, vertices)."""
+    for part in features.split(max(1, ELEMENTS // sem.out_features)):
+        yield sem.logits(part).unflatten(-1, (sem.simplices, sem.vertices))
+
+
+@torch.no_grad()
+def _scale_and_gaps(sem: SimplicialEmbedding, features: Tensor) -> tuple[float, Tensor]:
+    """The largest magnitude, and the sorted gaps between the largest component and the next, in its units."""
+    largest, gaps = [], []
+    for z in _batches(sem, features):
+        first, second = z.topk(2).values.unbind(-1)
+        largest.append(z.abs().amax())
+        gaps.append((first - second).flatten())
+    scale = torch.stack(largest).amax()
+    return scale.item(), torch.cat(gaps).sort().values.double() / scale
+
+
+@torch.no_grad()
+def _measured(
+    sem: SimplicialEmbedding,
+    features: Tensor,
+    scale: float,
+    temperatures: Sequence[float],
+    rounds: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, int]:
+    """The largest squared distance, without softmax and at each temperature; and among how many pairs."""
+    best = torch.zeros(1 + len(temperatures), device=features.device)
+    agreeing = torch.zeros((), dtype=torch.long, device=features.device)
+    for _ in range(rounds):
+        order = torch.randperm(len(features), generator=generator).to(features.device)
+        partner = order.roll(1)
+        for one, two in zip(_batches(sem, features[order]), _batches(sem, features[partner]), strict=True):
+            same = one.argmax(-1) == two.argmax(-1)
+            agreeing += same.sum()
+            pairs = [(one / scale, two / scale)]
+            pairs += [(torch.softmax(one / t, -1), torch.softmax(two / t, -1)) for t in temperatures]
+            distances = [((p - q) ** 2).sum(-1).mul(same).amax() for p, q in pairs]
+            best = torch.maximum(best, torch.stack(distances))
+    return best, int(agreeing)
+
+
+def _losses(
+    run: Run,
+    sem: SimplicialEmbedding,
+    features: Tensor,
+    labels: Tensor,
+    temperature: float | None,
+    scale: float,
+    held: tuple[ImageSet | None, slice],
+    classes: int,
+    network: str,
+) -> dict[str, float]:
+    """Training loss and Lipschitz constant of a classifier on the representation, and its loss on others."""
+
+    @torch.no_grad()
+    def represent(features: Tensor) -> Tensor:
+        logits = sem.logits(features)
+        return logits / scale if temperature is None else simplicial(logits, sem.vertices, temperature)
+
+    weight, bias, loss = logistic(represent(features), labels.to(features.device), classes)
+    norm = torch.linalg.matrix_norm(weight, 2).item()
+    found = {"train_loss": loss, "lipschitz": math.sqrt(2) * norm}
+    test, part = held
+    if test is not None and test.labels is not None:
+        others = represent(encoder_features(run, test.images[part], network))
+        scores = F.linear(others, weight, bias)
+        found["test_loss"] = F.cross_entropy(scores, test.labels[part].to(scores.device)).item()
+    return found
+
+
+def logistic(x: Tensor, labels: Tensor, classes: int, iterations: int = 200) -> tuple[Tensor, Tensor, float]:
+    """Weight, bias and cross-entropy of a logistic regression: sum of losses + |weight|^2 / 2, by L-BFGS."""
+    weight = torch.zeros(classes, x.shape[1], device=x.device, requires_grad=True)
+    bias = torch.zeros(classes, device=x.device, requires_grad=True)
+    solver = torch.optim.LBFGS(
+        [weight, bias], max_iter=iterations, tolerance_grad=1e-6, line_search_fn="strong_wolfe"
+    )
+
+    def objective() -> Tensor:
+        solver.zero_grad()
+        loss = F.cross_entropy(F.linear(x, weight, bias), labels) + weight.square().sum() / (2 * len(x))
+        loss.backward()
+        return loss
+
+    solver.step(objective)
+    with torch.no_grad():
+        loss = F.cross_entropy(F.linear(x, weight, bias), labels).item()
+    return weight.detach(), bias.detach(), loss

@@ -1,0 +1,262 @@
+"""Sweeps: held-out images decide, a killed sweep goes on where it was, and no trial is done twice."""
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import simplicia
+from simplicia import cli
+from simplicia.data import datasets
+from simplicia.errors import UserError
+from simplicia.sweep import sweep
+from simplicia.sweep.plan import Range, read_grid, read_search
+from simplicia.train import checkpoint, place, recipes
+
+CLASSES = ("one", "two", "three")
+SMALL = {
+    "epochs": 2,
+    "batch_size": 16,
+    "image_size": 16,
+    "encoder": "tiny",
+    "stem": "small",
+    "sem.simplices": 4,
+    "sem.vertices": 3,
+    "options": {"hidden": 16, "out": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Eighty-four noisy images of three classes; a fifth of them become its test split."""
+    from PIL import Image
+
+    path, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for i in range(84):
+        picture = rng.integers(0, 200, (16, 16, 3))
+        picture[..., i % 3] += 15
+        (path / CLASSES[i % 3]).mkdir(exist_ok=True)
+        Image.fromarray(picture.astype(np.uint8)).save(path / CLASSES[i % 3] / f"{i}.png")
+    return path
+
+
+@pytest.fixture
+def quick(folder):
+    return {"data": str(folder), "probe_epochs": 2, "temperatures": (0.0, 1.0), "quiet": True, **SMALL}
+
+
+def test_a_grid_is_its_points_measured_on_images_no_trial_trained_on(folder, quick, tmp_path):
+    out = tmp_path / "sweep"
+    grid = {"sem.simplices": "2,4", "sem.temperature": [0.5, 1.0]}
+    found = sweep("byol-sem", grid=grid, out=out, **{**quick, "holdout": 0.2})
+    settings = [(r["settings"]["sem.simplices"], r["settings"]["sem.temperature"]) for r in found["trials"]]
+    assert settings == [(2, 0.5), (2, 1.0), (4, 0.5), (4, 1.0)]
+    train = datasets.load(str(folder))
+    fit_on, held = datasets.split(train, 0.2)
+    assert (found["train_images"], found["validation_images"]) == (len(fit_on), len(held))
+    for row in found["trials"]:
+        run = simplicia.load(out / f"trial-{row['trial']:04d}", device="cpu")
+        assert run.finished and run.recipe.sem.simplices == row["settings"]["sem.simplices"]
+        assert run.state["images"] == len(fit_on)
+        correct = row["validation_accuracy"] * len(held) / 100
+        assert correct == pytest.approx(round(correct))
+        assert [cell["temperature"] for cell in row["per_temperature"]] == [0.0, 1.0]
+        assert row["downstream_temperature"] in (0.0, 1.0)
+    best = max(found["trials"], key=lambda row: row["validation_accuracy"])
+    assert found["best"] == best and json.loads((out / "sweep.json").read_text())["best"] == best
+    rows = list(csv.DictReader((out / "sweep.csv").open()))
+    assert [float(r["validation_accuracy"]) for r in rows] == [
+        r["validation_accuracy"] for r in found["trials"]
+    ]
+    assert "<svg" in (out / "sweep.svg").read_text()
+    # asked again it has nothing to do; another grid is another sweep
+    before = [p.stat().st_mtime_ns for p in sorted(out.glob("trial-*/checkpoint/*/*"))]
+    again = sweep("byol-sem", out=out, resume=True, quiet=True)
+    assert again["trials"] == found["trials"]
+    assert before == [p.stat().st_mtime_ns for p in sorted(out.glob("trial-*/checkpoint/*/*"))]
+    with pytest.raises(UserError, match="begun with another grid"):
+        sweep("byol-sem", grid={"sem.simplices": "2,8"}, out=out, resume=True)
+    with pytest.raises(UserError, match="begun with another settings"):
+        sweep("byol-sem", out=out, resume=True, epochs=3)
+    with pytest.raises(UserError, match="holds a sweep; add --resume"):
+        sweep("byol-sem", out=out, **quick)
+    lock = place.lock(out, "lock")
+    with pytest.raises(UserError, match="by another process"):
+        sweep("byol-sem", out=out, resume=True)
+    lock.close()
+
+
+def test_the_test_split_decides_nothing(folder, quick, tmp_path, monkeypatch):
+    """Not even read: a sweep of a folder without its test split is the same sweep."""
+    search = {"optim.lr": "0.01..1:log", "sem.vertices": "2..5"}
+    asked = []
+    load = datasets.load
+    monkeypatch.setattr(
+        datasets,
+        "load",
+        lambda name, split="train", *a, **k: (asked.append(split), load(name, split, *a, **k))[1],
+    )
+    found = sweep("byol-sem", search=search, trials=2, out=tmp_path / "sweep", **quick)
+    assert set(asked) == {"train"}
+    for row in found["trials"]:
+        assert row["online"], "pruning watches the online probe"
+        assert 0.01 <= row["settings"]["optim.lr"] <= 1 and row["settings"]["sem.vertices"] in range(2, 6)
+
+
+def test_trials_below_the_median_are_stopped(quick, tmp_path):
+    out = tmp_path / "sweep"
+    found = sweep("byol-sem", grid={"seed": range(12)}, prune=True, out=out, **quick)
+    states = [row["state"] for row in found["trials"]]
+    assert len(states) == 12 and set(states[:4]) == {"complete"} and "pruned" in states
+    for row in found["trials"]:
+        stopped = row["state"] == "pruned"
+        assert (row["validation_accuracy"] is None) == stopped
+        assert list(row["online"]) == (["1"] if stopped else ["1", "2"])
+        if stopped:
+            others = [r["online"]["1"] for r in found["trials"][: row["trial"]]]
+            assert row["online"]["1"] < np.median(others)
+    assert found["best"]["state"] == "complete"
+
+
+def command(folder, out, *words):
+    small = [f"--{k}={v}" for k, v in SMALL.items() if k != "options"]
+    heads = ["--byol.hidden=16", "--byol.out=8", "--probe-epochs=2", "--downstream-temperatures", "0", "1"]
+    verb = ["sweep", "byol-sem", "--data", str(folder), "--out", str(out), "--device", "cpu", "--quiet"]
+    return [sys.executable, "-m", "simplicia.cli", *verb, *small, *heads, *words]
+
+
+def test_a_killed_sweep_goes_on_and_is_the_sweep_that_was_not_killed(folder, quick, tmp_path):
+    out = tmp_path / "sweep"
+    search = ["--search", "optim.lr=0.01..1:log", "sem.temperature=0.1..10:log", "--no-prune"]
+    words = [*search, "--trials", "12", "--epochs=6", "--checkpoint-minutes=0.0001", "--log-every=1"]
+    process = subprocess.Popen(command(folder, out, *words), stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 300
+    while checkpoint.latest(out / "trial-0002/checkpoint") is None:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    killed = checkpoint.read(checkpoint.latest(out / "trial-0002/checkpoint"))[1]
+    assert killed["step"] < killed["total_steps"]
+    done = {
+        p: p.stat().st_mtime_ns for t in ("0000", "0001") for p in (out / f"trial-{t}/checkpoint").glob("*")
+    }
+    resumed = [sys.executable, "-m", "simplicia.cli", "sweep", "byol-sem", "--out", str(out), "--resume"]
+    finished = subprocess.run(
+        [*resumed, "--quiet", "--trials", "12", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "best: trial" in finished.stdout and "next, on all training images" in finished.stdout
+    found = json.loads((out / "sweep.json").read_text())
+    assert [row["trial"] for row in found["trials"]] == list(range(12))
+    assert {row["state"] for row in found["trials"]} == {"complete"}
+    drawn = [tuple(row["settings"].values()) for row in found["trials"]]
+    assert len(set(drawn)) == 12
+    assert all(p.stat().st_mtime_ns == when for p, when in done.items())  # finished trials were left alone
+    steps = [json.loads(line)["step"] for line in (out / "trial-0002/log.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)) and steps[-1] == killed["total_steps"]
+
+    straight = sweep(
+        "byol-sem",
+        search={"optim.lr": "0.01..1:log", "sem.temperature": "0.1..10:log"},
+        prune=False,
+        trials=4,
+        out=tmp_path / "straight",
+        device="cpu",
+        **{**quick, "epochs": 6},
+    )
+    for one, two in zip(straight["trials"], found["trials"], strict=False):
+        assert one["settings"] == two["settings"]
+        assert one["validation_accuracy"] == two["validation_accuracy"]
+
+
+def test_a_trial_that_cannot_be_trained_does_not_end_the_sweep(quick, tmp_path):
+    out = tmp_path / "sweep"
+    found = sweep("byol-sem", grid={"sem.blocks": "1,7"}, out=out, **quick)
+    assert [row["state"] for row in found["trials"]] == ["complete", "failed"]
+    assert "7" in found["trials"][1]["reason"]
+    with pytest.raises(UserError, match="no trial"):
+        sweep("byol-sem", grid={"sem.blocks": "7,5"}, out=tmp_path / "none", **quick)
+
+
+def test_a_recipe_alone_is_a_sweep_over_the_downstream_temperature(quick, tmp_path):
+    found = sweep("byol-sem", out=tmp_path / "sweep", **{**quick, "temperatures": (0.0, 0.1, 1.0)})
+    assert [cell["temperature"] for cell in found["best"]["per_temperature"]] == [0.0, 0.1, 1.0]
+    assert "downstream temperature" in (tmp_path / "sweep/sweep.svg").read_text()
+
+
+def test_what_is_swept_is_read_as_the_setting_has_it():
+    recipe = recipes.get("shapes-byol-sem")
+    grid = read_grid(recipe, {"sem.simplices": "16,64", "byol.momentum": "0.9,0.99", "encoder": ["tiny"]})
+    assert grid == {"sem.simplices": [16, 64], "options.momentum": [0.9, 0.99], "encoder": ["tiny"]}
+    search = read_search(recipe, {"optim.lr": "0.1..1:log", "sem.vertices": "2..9", "optim.clip": "0,1"})
+    assert search["optim.lr"] == Range(0.1, 1.0, log=True)
+    assert search["sem.vertices"] == Range(2, 9, whole=True)
+    assert search["optim.clip"] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--grid sem.simplexes=1,2", "'sem.simplices'"),
+        ("--grid sem.simplices", "is not SETTING=VALUES"),
+        ("--grid sem.simplices=1,x", "a whole number"),
+        ("--grid sem.temperature=1,-1", "temperature is -1"),
+        ("--grid views.crop_scale=1,2", "2 values"),
+        ("--grid byol.hiden=1,2", "'hidden'"),
+        ("--search optim.lr=1..0.1", "rising"),
+        ("--search optim.lr=0..1:log", "above 0"),
+        ("--search encoder=tiny..resnet18", "two numbers"),
+        ("--search optim.lr=0.1..1 --grid epochs=1,2", "give one of them"),
+        ("--grid holdout=0.1,0.2", "cannot be swept"),
+        ("--holdout 0 --grid epochs=1,2", "holdout is 0"),
+        ("--epochs many", "a whole number"),
+        ("--resume", "give --out"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_made(words, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["sweep", "shapes-byol-sem", *words.split()]) == 2
+    errors = capsys.readouterr().err
+    assert told in errors and len(errors.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_without_labels_are_refused(folder, quick, tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for path in folder.glob("one/*.png"):
+        shutil.copy(path, flat)
+    with pytest.raises(UserError, match="has no labels"):
+        sweep("byol-sem", grid={"epochs": "1,2"}, out=tmp_path / "sweep", **{**quick, "data": str(flat)})
+
+
+def test_pretrain_holds_out_and_tells_who_watches(folder, tmp_path):
+    """Online probes are measured on the images held out, and what the watcher raises ends the run."""
+    seen = []
+
+    def watch(epoch, accuracies):
+        seen.append((epoch, accuracies))
+        if epoch == 2:
+            raise StopIteration
+
+    small = {"data": str(folder), "holdout": 0.25, "online_every": 1, "quiet": True, **SMALL, "epochs": 9}
+    with pytest.raises(StopIteration):
+        simplicia.pretrain("byol-sem", out=tmp_path / "run", on_online=watch, **small)
+    assert [epoch for epoch, _ in seen] == [1, 2]
+    train = datasets.load(str(folder))
+    fit_on, held = datasets.split(train, 0.25)
+    assert len(fit_on) + len(held) == len(train) and set(fit_on.files).isdisjoint(held.files)
+    assert torch.bincount(held.labels).min() >= 4
+    for accuracy in seen[0][1].values():
+        assert accuracy * len(held) / 100 == pytest.approx(round(accuracy * len(held) / 100))
