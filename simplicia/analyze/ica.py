@@ -30,8 +30,9 @@ def ica(features: Tensor, components: int, seed: int = 0, iterations: int = 500)
     from sklearn.decomposition import FastICA
     from sklearn.exceptions import ConvergenceWarning
 
-    if features.dim() != 2 or not features.isfinite().all():
-        raise UserError(f"features are {tuple(features.shape)}; they must be (N, features) and finite")
+    if features.dim() != 2 or not features.is_floating_point() or not features.isfinite().all():
+        given = f"{tuple(features.shape)} {features.dtype}"
+        raise UserError(f"features are {given}; they must be (N, features), real and finite")
     samples, width = features.shape
     if not 1 <= components <= min(samples - 1, width):  # centred, N samples span N - 1 dimensions
         raise UserError(
@@ -39,7 +40,8 @@ def ica(features: Tensor, components: int, seed: int = 0, iterations: int = 500)
             f"{min(samples - 1, width)}"
         )
     x = features.detach().double().cpu()
-    rank = int(torch.linalg.matrix_rank(x - x.mean(0)))
+    rounding = max(x.shape) * torch.finfo(features.dtype).eps
+    rank = int(torch.linalg.matrix_rank(x - x.mean(0), rtol=rounding))
     if components > rank:
         raise UserError(
             f"components is {components}, but the features vary in {rank} dimensions; give that or less"

@@ -42,13 +42,11 @@ def summary(study: Any, plan: Plan) -> dict[str, Any]:
 
 
 def write(found: dict[str, Any], folder: Path) -> None:
-    """``sweep.json``, ``sweep.csv`` and, once a trial is complete, ``sweep.svg``."""
+    """``sweep.json`` and ``sweep.csv``."""
     import json
 
     _replace(folder / "sweep.json", json.dumps(found, indent=1) + "\n")
     _replace(folder / "sweep.csv", as_csv(found))
-    if found["best"] is not None:
-        draw(found, folder / "sweep.svg")
 
 
 def as_csv(found: dict[str, Any]) -> str:

@@ -92,7 +92,7 @@ def _go(
     engine: str,
     quiet: bool,
 ) -> dict[str, Any]:
-    """All trials, and what they gave; the files are written anew after each."""
+    """All trials, and what they gave; the tables are written anew after each, the figure at the end."""
     from optuna.trial import Trial, TrialState
 
     points = plan.points()
@@ -149,6 +149,7 @@ def _go(
         raise UserError(
             f"no trial of {folder} came to its end; the first says: {(reasons or ['nothing'])[0]}"
         )
+    outcome.draw(found, folder / "sweep.svg")
     return found
 
 

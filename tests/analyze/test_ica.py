@@ -51,4 +51,4 @@ def test_too_many_components_are_refused(shape, components, told):
 
 def test_features_that_do_not_vary_enough_are_refused():
     with pytest.raises(UserError, match="vary in 3 dimensions"):
-        ica(mixed(200)[1].double(), 4)
+        ica(mixed(200)[1], 4)
