@@ -16,6 +16,10 @@ VERBS = {  # name: (module of simplicia.verbs, what it does)
     "probe": ("evaluating", "offline linear probe of a run"),
     "knn": ("evaluating", "nearest-neighbour accuracy of a run"),
     "compare": ("evaluating", "all results of runs side by side: simplicia compare RUN RUN …"),
+    "transfer": ("transferring", "logistic regression on another data set's frozen features or codes"),
+    "finetune": ("transferring", "train the encoder on with the labels of another data set"),
+    "semi": ("transferring", "train the encoder on with a small share of the labels"),
+    "robustness": ("transferring", "a linear probe on other test sets and corrupted images"),
     "encode": (
         "evaluating",
         "representations or codes of images: simplicia encode RUN images/ --out codes.npz",

@@ -62,7 +62,9 @@ class ImageSet:
 
 def names() -> list[str]:
     """The data sets that have a name; any folder of images is one too."""
-    return ["cifar10", "cifar100", "digits", "shapes"]
+    from simplicia.data.transfer_sets import SETS
+
+    return sorted(["cifar10", "cifar100", "digits", "shapes", *SETS])
 
 
 def load(
@@ -75,11 +77,11 @@ def load(
 ) -> ImageSet:
     """The "train" or "test" images of a data set with a name, or of a folder.
 
-    `data_dir` (else the environment variable SIMPLICIA_DATA) is where cifar10 and cifar100 lie, or go to with
-    `download`. `size` is the side to which the images of a folder are brought; `progress(done, total)` is
-    called while they are read.
+    `data_dir` (else the environment variable SIMPLICIA_DATA) is where standard sets lie; cifar10 and cifar100
+    go there with `download`. `size` is the side to which images that are files are brought; `progress(done,
+    total)` is called while they are read.
     """
-    from simplicia.data import cifar, folder
+    from simplicia.data import cifar, folder, transfer_sets
     from simplicia.data.shapes import shapes
 
     name = os.fspath(name)
@@ -94,13 +96,32 @@ def load(
         if "/" in name or os.sep in name:
             raise UserError(f"there is no folder {name!r}; the data sets with a name are {_listed()}")
         raise unknown("data set", name, names())
+    data_dir = data_dir or os.environ.get("SIMPLICIA_DATA")
+    if name in transfer_sets.SETS:
+        found = transfer_sets.load(name, split, data_dir, size, progress)
+        assert found is not None  # only val may be missing
+        return found
     if size not in (None, 32):
         raise UserError(f"size {size} is for folders of images; the images of {name} are 32 pixels wide")
     if name == "digits":
         return digits(split)
     if name == "shapes":
         return shapes(split)
-    return cifar.load(name, split, data_dir or os.environ.get("SIMPLICIA_DATA"), download)
+    return cifar.load(name, split, data_dir, download)
+
+
+def validation(
+    name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, size: int | None = None
+) -> ImageSet | None:
+    """The val images of a data set with a name, or of a folder; None if it has no such split."""
+    from simplicia.data import folder, transfer_sets
+
+    name = os.fspath(name)
+    if name in transfer_sets.SETS:
+        return transfer_sets.load(name, "val", data_dir or os.environ.get("SIMPLICIA_DATA"), size)
+    if name in names():
+        return None
+    return folder.validation(Path(name).expanduser(), size or load(name, size=size).images.shape[-1])
 
 
 def digits(split: str = "train") -> ImageSet:
@@ -119,7 +140,7 @@ def digits(split: str = "train") -> ImageSet:
     )
 
 
-def held_out(labels: np.ndarray, share: float) -> np.ndarray:
+def held_out(labels: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
     """A mask, true for the same `share` of each class every time; something of each class remains."""
     mask = np.zeros(len(labels), dtype=bool)
     classes, numbers = np.unique(labels, return_inverse=True)
@@ -127,7 +148,7 @@ def held_out(labels: np.ndarray, share: float) -> np.ndarray:
         members = np.flatnonzero(numbers == number)
         count = max(round(share * len(members)), 1) if len(members) > 1 else 0
         # A generator for each class: what is held out of one does not depend on what is in the others.
-        mask[np.random.Generator(np.random.PCG64(0)).permutation(members)[:count]] = True
+        mask[np.random.Generator(np.random.PCG64(seed)).permutation(members)[:count]] = True
     return mask
 
 

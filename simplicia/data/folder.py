@@ -51,7 +51,7 @@ def load(
     if not train.files:
         raise UserError(f"there is nothing to train on in {str(folder)!r}; images are {' '.join(EXTENSIONS)}")
     # From the training images, whatever the split: both splits must come out alike.
-    size = size or _suitable_size(train.files)
+    size = size or suitable_size(train.files)
     chosen = train if test is None or split == "train" else test
     files, classes = chosen.files, chosen.classes
     if test is None and train.labelled:
@@ -63,7 +63,7 @@ def load(
     if not files:
         raise UserError(f"{str(folder)!r} has no class of two images or more, so none is left for {split}")
 
-    images, readable, skipped = _decode_all(files, size, progress)
+    images, readable, skipped = decode_all(files, size, progress)
     if not readable:
         path, reason = skipped[0]
         raise UserError(f"none of the {len(files)} images can be read, such as {str(path)!r}: {reason}")
@@ -85,6 +85,26 @@ def load(
     )
 
 
+def validation(folder: Path, size: int) -> ImageSet | None:
+    """The images of a folder's val split, if it has one beside its train and test splits."""
+    (train, test), names = layout(folder), [n for n in TEST_FOLDERS[1:] if (folder / n).is_dir()]
+    if test is None or not names or not (folder / "test").is_dir() or not (train.labelled and test.labelled):
+        return None
+    images, files, skipped = read_all(folder / names[0], size)
+    own = [file.split("/")[0] if "/" in file else None for file in files]
+    classes = sorted({name for name in train.classes + test.classes if name is not None})
+    if unseen := sorted({str(name) for name in own} - set(classes)):
+        raise UserError(f"{str(folder / names[0])!r} has class {unseen[0]!r}, which train does not have")
+    return ImageSet(
+        name=folder.resolve().name,
+        images=images,
+        labels=torch.tensor([classes.index(str(name)) for name in own]),
+        classes=tuple(classes),
+        files=tuple(f"{names[0]}/{file}" for file in files),
+        skipped=tuple((f"{names[0]}/{file}", reason) for file, reason in skipped),
+    )
+
+
 def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple[str, str]]]:
     """Every image of a folder, whatever its splits, or one file: images, names, what was skipped."""
     if path == Path():
@@ -98,7 +118,7 @@ def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple
         raise UserError(f"there is no folder or image {str(path)!r}")
     if not files:
         raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
-    images, readable, skipped = _decode_all(files, size, None)
+    images, readable, skipped = decode_all(files, size, None)
     if not readable:
         raise UserError(
             f"none of the {len(files)} images can be read, such as {skipped[0][0]}: {skipped[0][1]}"
@@ -141,7 +161,7 @@ def _list(folder: Path) -> Listing:
     return Listing([path for path, _ in found], [name for _, name in found], unread)
 
 
-def _suitable_size(files: list[Path]) -> int:
+def suitable_size(files: list[Path]) -> int:
     """The largest of `SIZES` that is not above the median short side of up to 64 images, or the least."""
     sides: list[int] = []
     for i in np.random.Generator(np.random.PCG64(0)).permutation(len(files)):
@@ -156,7 +176,7 @@ def _suitable_size(files: list[Path]) -> int:
     return max((size for size in SIZES if size <= median), default=SIZES[0])
 
 
-def _decode_all(
+def decode_all(
     files: list[Path], size: int, progress: Callable[[int, int], None] | None
 ) -> tuple[torch.Tensor, list[int], list[tuple[Path, str]]]:
     """The images that can be read, which ones they are, and what is wrong with the others."""

@@ -37,6 +37,11 @@ def datasets(arguments: list[str]) -> None:
         ["digits", "with scikit-learn", "handwritten digits, 10 classes"],
         ["cifar10", "--data-dir or --download", "10 classes, 32 px"],
         ["cifar100", "--data-dir or --download", "100 classes in 20 superclasses, 32 px"],
+        ["dtd", "dtd below --data-dir", "textures, 47 classes"],
+        ["flowers102", "flowers-102 below --data-dir", "102 classes"],
+        ["food101", "food-101 below --data-dir", "101 classes"],
+        ["pets", "oxford-iiit-pet below --data-dir", "37 breeds of cats and dogs"],
+        ["sun397", "SUN397 below --data-dir", "scenes, 397 classes, with Training_01.txt and Testing_01.txt"],
         ["FOLDER", "your own", "folder/<class>/*, folder/{train,test}/<class>/*, or just images"],
     ]
     table("data sets", ["name", "where", "what"], rows)

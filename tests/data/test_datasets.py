@@ -23,7 +23,7 @@ from simplicia.errors import UserError
 
 
 def test_every_name_that_needs_no_file_loads():
-    assert names() == ["cifar10", "cifar100", "digits", "shapes"]
+    assert {"cifar10", "cifar100", "digits", "shapes"} < set(names())
     for name, split in (("digits", "train"), ("digits", "test"), ("shapes", "test")):
         images = load(name, split)
         assert images.name == name and len(images) == len(images.labels)

@@ -1,0 +1,313 @@
+"""Multinomial logistic regression at many regularisers, exact and fast, on dense features or on codes.
+
+The objective, for n samples with features x_i and labels y_i, is
+
+    sum_i -log softmax(W x_i + b)[y_i]  +  (regulariser / 2) * |W|^2,        b unregularised,
+
+which is ``sklearn.linear_model.LogisticRegression(C=1 / regulariser)``. (With two classes scikit-learn keeps
+one weight vector w in place of two; the two are then -w/2 and w/2, and its C is 2 / regulariser.)
+
+It depends on the features only through their inner products. So with fewer samples than features they are
+turned into the space the samples span, where W is as long, and fitted there ("rotate"); the same turn, to the
+principal axes, helps when the features are fewer. Sets that are large both ways are fitted as they are
+("direct"): codes are never multiplied then, but rows of W gathered and summed, and so for the gradient.
+Both run in float64 on the features' device.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from simplicia.errors import UserError, unknown
+
+SOLVERS = ("auto", "rotate", "direct", "sklearn")
+ROTATE = 8192  # samples or features, whichever are fewer, up to which eigenvectors are affordable
+TOLERANCE = 1e-7  # what may be left to gain, relative to the loss
+STEPS, MOST_STEPS = 10, 5000  # of L-BFGS: between two looks at what is left to gain, and in all
+BLOCK = 2**26  # numbers in a block of one-hot codes, made and thrown away
+
+
+class Codes:
+    """One-hot codes, (samples, simplices * vertices), kept as the integers (samples, simplices) they are."""
+
+    def __init__(self, codes: Tensor, vertices: int):
+        self.codes = codes.to(torch.int16 if vertices <= 2**15 else torch.int32)
+        self.vertices, self.device = vertices, codes.device
+        offsets = torch.arange(codes.shape[1], device=codes.device, dtype=torch.int32) * vertices
+        self.columns = codes.int() + offsets
+        self.shape = (len(codes), codes.shape[1] * vertices)
+        self._rows: tuple[Tensor, Tensor] | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, indices: Tensor) -> "Codes":
+        return Codes(self.codes[indices], self.vertices)
+
+    def join(self, other: "Codes") -> "Codes":
+        return Codes(torch.cat([self.codes, other.codes]), self.vertices)
+
+    def times(self, weight: Tensor) -> Tensor:
+        """X weight: for each sample the sum of the rows its codes name."""
+        return F.embedding_bag(self.columns, weight, mode="sum")
+
+    def transposed_times(self, errors: Tensor) -> Tensor:
+        """X^T errors: for each feature the sum of the rows of the samples that have it."""
+        if self._rows is None:
+            order = self.columns.argsort(0).int().T.flatten()  # samples, by simplex, then by code
+            ends = self.counts().cumsum(0)
+            self._rows = order, F.pad(ends[:-1], (1, 0)).int()
+        return F.embedding_bag(self._rows[0], errors, self._rows[1], mode="sum")
+
+    def counts(self) -> Tensor:
+        """How many samples have each feature, in order."""
+        counts = torch.zeros(self.shape[1], dtype=torch.long, device=self.device)
+        for part in self.columns.split(256):
+            counts += torch.bincount(part.flatten(), minlength=self.shape[1])
+        return counts
+
+    def squares(self) -> Tensor:
+        return self.counts().double()
+
+    def inner(self, other: "Codes") -> Tensor:
+        """How many codes each pair shares; whole numbers, exact in float32."""
+        total = torch.zeros(len(self), len(other), device=self.device)
+        simplices = self.columns.shape[1]
+        step = max(1, BLOCK // ((len(self) + len(other)) * self.vertices))
+        for start in range(0, simplices, step):
+            stop = min(start + step, simplices)
+            total.addmm_(self._one_hot(start, stop), other._one_hot(start, stop).T)
+        return total.double()
+
+    def sparse(self) -> Any:
+        """The same as a scipy matrix."""
+        import numpy as np
+        from scipy.sparse import csr_array
+
+        n, simplices = self.columns.shape
+        ends = np.arange(0, n * simplices + 1, simplices)
+        return csr_array((np.ones(n * simplices), self.columns.cpu().numpy().ravel(), ends), shape=self.shape)
+
+    def _one_hot(self, start: int, stop: int) -> Tensor:
+        part = self.columns[:, start:stop].long() - start * self.vertices
+        width = (stop - start) * self.vertices
+        return torch.zeros(len(self), width, device=self.device).scatter_(1, part, 1.0)
+
+
+class Dense:
+    """Features as they are, with the interface of `Codes`."""
+
+    def __init__(self, features: Tensor):
+        self.features, self.device = features.double(), features.device
+        self.shape = tuple(features.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, indices: Tensor) -> "Dense":
+        return Dense(self.features[indices])
+
+    def join(self, other: "Dense") -> "Dense":
+        return Dense(torch.cat([self.features, other.features]))
+
+    def times(self, weight: Tensor) -> Tensor:
+        return self.features @ weight
+
+    def transposed_times(self, errors: Tensor) -> Tensor:
+        return self.features.T @ errors
+
+    def squares(self) -> Tensor:
+        return self.features.square().sum(0)
+
+    def inner(self, other: "Dense") -> Tensor:
+        return self.features @ other.features.T
+
+    def sparse(self) -> Any:
+        return self.features.cpu().numpy()
+
+
+Matrix = Codes | Dense
+
+
+class Fit(NamedTuple):
+    """A fitted classifier: ``features.times(weight) + bias`` are its scores."""
+
+    weight: Tensor  # (features, classes)
+    bias: Tensor  # (classes,)
+    loss: float  # the objective above
+    converged: bool
+
+
+def fit(
+    matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float], solver: str = "auto"
+) -> Iterator[Fit]:
+    """The fit at each regulariser, each started from the one before: give the strongest first."""
+    solver = check(matrix, labels, classes, solver)
+    if solver == "rotate":
+        turned = Rotated(matrix)
+        return (turned.back(found) for found in solve(turned.train, labels, classes, regularisers))
+    return (_sklearn if solver == "sklearn" else solve)(matrix, labels, classes, regularisers)
+
+
+def validated(
+    matrix: Matrix,
+    labels: Tensor,
+    classes: int,
+    regularisers: Sequence[float],
+    held: Matrix,
+    held_labels: Tensor,
+    solver: str = "auto",
+) -> Iterator[tuple[float, bool]]:
+    """For each regulariser, strongest first: accuracy on held-out samples, and if the fit converged."""
+    solver = check(matrix, labels, classes, solver)
+    if solver == "rotate":  # held-out samples are turned as well, and once
+        turned = Rotated(matrix)
+        matrix, held = turned.train, turned.turn(held)
+    solving = _sklearn if solver == "sklearn" else solve
+    for found in solving(matrix, labels, classes, regularisers):
+        guesses = (held.times(found.weight) + found.bias).argmax(1)
+        yield (guesses == held_labels).double().mean().item(), found.converged
+
+
+def check(matrix: Matrix, labels: Tensor, classes: int, solver: str = "auto") -> str:
+    """The solver asked for, or the one that suits; a UserError for what cannot be fitted."""
+    if solver not in SOLVERS:
+        raise unknown("solver", solver, SOLVERS)
+    missing = (torch.bincount(labels, minlength=classes) == 0).sum().item()
+    if missing:
+        raise UserError(f"{missing} of {classes} classes have no sample to fit; each needs at least one")
+    if isinstance(matrix, Dense) and not matrix.features.isfinite().all():
+        bad = (~matrix.features.isfinite()).any(1).sum().item()
+        raise UserError(f"the features of {bad} of {len(matrix)} samples are not finite numbers")
+    if solver != "auto":
+        return solver
+    side = len(matrix) if isinstance(matrix, Codes) else min(matrix.shape)
+    return "rotate" if side <= ROTATE else "direct"
+
+
+class Rotated:
+    """Samples in their own span (or in their principal axes), centred; and what leads there and back."""
+
+    def __init__(self, matrix: Matrix):
+        self.matrix, n = matrix, len(matrix)
+        ones = torch.ones(n, 1, dtype=torch.float64, device=matrix.device)
+        self.mean = matrix.transposed_times(ones)[:, 0] / n
+        self.by_samples = isinstance(matrix, Codes) or n <= matrix.shape[1]
+        if isinstance(matrix, Codes) or self.by_samples:
+            inner: Any = matrix.inner(matrix)  # type: ignore[arg-type]
+            self.row, self.whole = inner.mean(0), inner.mean()
+            values, vectors = torch.linalg.eigh(inner - self.row - self.row[:, None] + self.whole)
+        else:
+            centred = matrix.features - self.mean
+            values, vectors = torch.linalg.eigh(centred.T @ centred)
+        kept = values > values[-1] * len(values) * torch.finfo(torch.float64).eps
+        lengths = values[kept].sqrt()
+        # columns that take inner products with the samples, or the features themselves, to the new axes
+        self.axes = vectors[:, kept] / lengths if self.by_samples else vectors[:, kept]
+        self.train = Dense(vectors[:, kept] * lengths) if self.by_samples else self.turn(matrix)
+
+    def turn(self, other: Matrix) -> Dense:
+        """Other samples in the same axes."""
+        if self.by_samples:
+            inner: Any = other.inner(self.matrix)  # type: ignore[arg-type]
+            inner = inner - inner.mean(1, keepdim=True) - self.row + self.whole
+            return Dense(inner @ self.axes)
+        assert isinstance(other, Dense)
+        return Dense((other.features - self.mean) @ self.axes)
+
+    def back(self, found: Fit) -> Fit:
+        """A fit in the new axes as one for the features."""
+        weight = self.axes @ found.weight
+        if self.by_samples:
+            weight = self.matrix.transposed_times(weight)
+        return found._replace(weight=weight, bias=found.bias - self.mean @ weight)
+
+
+def solve(matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float]) -> Iterator[Fit]:
+    """Fits by L-BFGS with a strong Wolfe line search, each started from the one before.
+
+    Features are centred, which only moves b, and scaled by the curvature where the last fit ended. The
+    objective is `regulariser`-convex in W, so |gradient|^2 / (2 regulariser) bounds what is left to gain; a
+    fit has converged when that (and its like for b) is below `TOLERANCE` of the loss, or when nothing more is
+    gained and the curvature says the same.
+    """
+    n, device = len(matrix), matrix.device
+    ones = torch.ones(n, 1, dtype=torch.float64, device=device)
+    mean = matrix.transposed_times(ones)[:, 0] / n
+    spread = (matrix.squares() - n * mean.square()).clamp(min=0)
+    target = labels[:, None]
+    weight = torch.zeros(matrix.shape[1], classes, dtype=torch.float64, device=device)
+    bias = (torch.bincount(labels, minlength=classes).double() / n).log()
+    curvature = torch.tensor(1 / classes, dtype=torch.float64, device=device)  # mean of p (1 - p)
+
+    def evaluate(weight: Tensor, bias: Tensor, regulariser: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The loss, its gradients in weight and bias, and the curvature."""
+        scores = matrix.times(weight) - mean @ weight + bias
+        above = scores - scores.gather(1, target)  # the right class
+        most = above.amax(1, keepdim=True)  # at least 0
+        wrong = (above - most).exp().scatter(1, target, 0.0)
+        # 1 - p of the right class is summed, not subtracted: it may be far below the precision of p
+        excess, right = wrong.sum(1, keepdim=True), (-most).exp()
+        errors = (wrong / (right + excess)).scatter(1, target, -excess / (right + excess))
+        loss = (most + torch.log1p(torch.expm1(-most) + excess)).sum()
+        loss = loss + regulariser / 2 * weight.square().sum()
+        total = errors.sum(0)
+        gradient = matrix.transposed_times(errors) - mean[:, None] * total + regulariser * weight
+        return loss, gradient, total, (errors.abs() * (1 - errors.abs())).mean()
+
+    for regulariser in regularisers:
+        scale = torch.cat([regulariser + spread * curvature, n * curvature[None]]).rsqrt()[:, None]
+        variable = torch.cat([weight, bias[None]]) / scale
+        optimizer = torch.optim.LBFGS(
+            [variable],
+            max_iter=STEPS,
+            history_size=20,
+            tolerance_grad=0.0,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure(v: Tensor = variable, s: Tensor = scale, r: float = regulariser) -> Tensor:
+            loss, gradient, total, _ = evaluate(v[:-1] * s[:-1], v[-1] * s[-1], r)
+            v.grad = torch.cat([gradient, total[None]]) * s
+            return loss
+
+        before, converged = torch.inf, False
+        for _ in range(0, MOST_STEPS, STEPS):
+            optimizer.step(closure)
+            weight, bias = variable[:-1] * scale[:-1], variable[-1] * scale[-1]
+            loss, gradient, total, curvature = evaluate(weight, bias, regulariser)
+            gap = gradient.square().sum() / (2 * regulariser) + total.square().sum() / (n * curvature)
+            if not loss < before:
+                gap = (torch.cat([gradient, total[None]]) * scale).square().sum()
+            converged = bool(gap <= TOLERANCE * loss)
+            if converged or not loss < before:
+                break
+            before = loss.item()
+        yield Fit(weight, bias - mean @ weight, loss.item(), converged)
+
+
+def _sklearn(matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float]) -> Iterator[Fit]:
+    """The same by scikit-learn, codes as a sparse matrix."""
+    import warnings
+
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = matrix.sparse(), labels.cpu().numpy()
+    model = LogisticRegression(tol=1e-8, max_iter=MOST_STEPS, warm_start=True)
+    for regulariser in regularisers:
+        model.set_params(C=(2 if classes == 2 else 1) / regulariser)
+        with warnings.catch_warnings():  # the result says if it converged
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit(x, y)
+        weight, bias = (torch.from_numpy(v).to(matrix.device) for v in (model.coef_.T, model.intercept_))
+        if classes == 2:
+            weight, bias = torch.cat([-weight, weight], 1) / 2, torch.cat([-bias, bias]) / 2
+        weight, bias = weight.double().contiguous(), bias.double()
+        scores = matrix.times(weight) + bias
+        loss = F.cross_entropy(scores, labels, reduction="sum") + regulariser / 2 * weight.square().sum()
+        yield Fit(weight, bias, loss.item(), int(model.n_iter_.max()) < MOST_STEPS)

@@ -1,0 +1,251 @@
+"""Transfer by a linear classifier: logistic regression on frozen features of another data set.
+
+The paper's protocol: 45 regularisers from 1e-6 to 1e5, the one with the best validation accuracy fitted again
+on all training images (validation included) and tested once; SEM as one-hot codes; no augmentation.
+"""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simplicia.data import datasets
+from simplicia.data.datasets import ImageSet, held_out
+from simplicia.data.transfer_sets import SETS
+from simplicia.errors import UserError
+from simplicia.evaluate import logistic
+from simplicia.evaluate.features import encoder_features, percent, result
+from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
+from simplicia.run import Run, represent
+from simplicia.train.log import Progress
+
+
+@dataclass
+class TransferSettings:
+    """The regularisers and how they are fitted and chosen."""
+
+    regularisers: int = 45  # how many, spaced evenly in their logarithm
+    weakest: float = 1e-6
+    strongest: float = 1e5
+    solver: Literal["auto", "rotate", "direct", "sklearn"] = "auto"
+    validation: float = 0.1  # share of each class to choose on, where a set has no val split
+    seed: int = 0  # of that share
+
+    def validate(self) -> None:
+        if self.regularisers < 1:
+            raise UserError(f"regularisers is {self.regularisers}; at least 1 is needed")
+        if not 0 < self.weakest <= self.strongest < float("inf"):
+            raise UserError(
+                f"weakest is {self.weakest} and strongest {self.strongest}; they must be positive, in order"
+            )
+        if not 0 < self.validation < 1:
+            raise UserError(f"validation is {self.validation}; it must be a share between 0 and 1")
+        if self.seed < 0:
+            raise UserError(f"seed is {self.seed}; it must not be negative")
+
+    def path(self) -> list[float]:
+        """The regularisers, strongest first."""
+        return np.geomspace(self.strongest, self.weakest, self.regularisers).tolist()
+
+
+class Splits(NamedTuple):
+    """What is fitted on, chosen on, and tested on."""
+
+    train: ImageSet
+    val: ImageSet
+    test: ImageSet
+    val_is_own: bool  # the set's own val split, not a share of its training images
+
+
+def splits(
+    run: Run, data: str | None = None, data_dir: str | None = None, share: float = 0.1, seed: int = 0
+) -> Splits:
+    """Train, val and test images of a data set or folder; without val, a share of train is held out."""
+    name, place = data or run.recipe.data, data_dir or run.recipe.data_dir
+    size = run.recipe.image_size if name in SETS or name not in datasets.names() else None
+    train = datasets.load(name, "train", place, size=size)
+    if train.labels is None:
+        raise UserError(f"{name} has no labels to measure with; give a labelled set (folder/<class>/*)")
+    test = datasets.load(name, "test", place, size=size)
+    val = datasets.validation(name, place, size)
+    if val is None:
+        fit_on, choose_on = hold_out(train, share, seed)
+        found = Splits(part(train, fit_on), part(train, choose_on), test, False)
+    else:
+        found = Splits(train, val, test, True)
+    for split in (found.val, found.test):
+        check_classes(found.train, split)
+    return found
+
+
+def hold_out(train: ImageSet, share: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Which images to fit on and which to choose on: the same share of every class."""
+    assert train.labels is not None
+    counts = torch.bincount(train.labels, minlength=len(train.classes))
+    for number in (counts == 1).nonzero()[:, 0].tolist():
+        raise UserError(
+            f"class {train.classes[number]!r} of {train.name} has one image to train on; it takes two, "
+            "one to fit and one to choose on"
+        )
+    held = torch.from_numpy(held_out(train.labels.numpy(), share, seed))
+    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+
+
+def part(images: ImageSet, indices: Tensor) -> ImageSet:
+    """Some images of a set."""
+    assert images.labels is not None
+    files = tuple(images.files[i] for i in indices.tolist()) if images.files else ()
+    return dataclasses.replace(
+        images, images=images.images[indices], labels=images.labels[indices], files=files
+    )
+
+
+def check_classes(train: ImageSet, other: ImageSet) -> None:
+    """A UserError unless every class of other images is one that training images have."""
+    if other.labels is None or train.labels is None:
+        raise UserError(f"{other.name} has images without a class; they go to folders <class>/*")
+    if train.classes != other.classes:
+        odd = sorted(set(train.classes) ^ set(other.classes))
+        raise UserError(
+            f"the splits of {train.name} do not have the same {len(train.classes)} classes: {odd[0]!r} is in "
+            "one only"
+        )
+    unseen = sorted(set(other.labels.tolist()) - set(train.labels.tolist()))
+    if unseen:
+        raise UserError(
+            f"class {other.classes[unseen[0]]!r} of {other.name} has images to test but none to train on"
+        )
+
+
+@torch.no_grad()
+def features(
+    run: Run, images: Tensor, layer: str, temperature: float | None = None, network: str = "online"
+) -> Matrix:
+    """A layer's representation of images, for `logistic`: codes as integers, all else dense."""
+    net = run.network(network)
+    parts = encoder_features(run, images, network).split(256)
+    found = torch.cat([represent(net, h, layer, temperature) for h in parts])
+    if found.device.type == "mps":  # which has no float64
+        found = found.cpu()
+    return Codes(found, net.bottleneck.vertices) if layer == "codes" else Dense(found)  # type: ignore
+
+
+def default_layer(run: Run, layer: str | None) -> str:
+    """The layer asked for; by default codes, as the paper has it, or the encoder of a run without SEM."""
+    return run.check_layer(layer or run.layers()[-1])
+
+
+class Chosen(NamedTuple):
+    """A classifier fitted at the regulariser with the best validation accuracy."""
+
+    fit: Fit
+    regulariser: float
+    solver: str
+    path: list[dict[str, Any]]  # of each regulariser: its validation accuracy, and if its fit converged
+
+
+def choose(
+    train: Matrix,
+    train_labels: Tensor,
+    val: Matrix,
+    val_labels: Tensor,
+    classes: int,
+    settings: TransferSettings,
+    quiet: bool = True,
+) -> Chosen:
+    """Fit every regulariser on train, choose on val, and fit that one on both. There is no test set here.
+
+    Of equal accuracies the stronger regulariser is chosen.
+    """
+    path = settings.path()
+    bar = Progress("regularisers", len(path), 0, quiet)
+    rows: list[dict[str, Any]] = []
+    try:
+        scores = logistic.validated(
+            train, train_labels, classes, path, val, val_labels, solver=settings.solver
+        )
+        for regulariser, (accuracy, converged) in zip(path, scores, strict=True):
+            rows.append(
+                {
+                    "regulariser": regulariser,
+                    "validation_accuracy": 100 * accuracy,
+                    "converged": converged,
+                }
+            )
+            bar.update(len(rows), f"{regulariser:.1e}: {100 * accuracy:.1f} %")
+    finally:
+        bar.close()
+    best = max(range(len(rows)), key=lambda i: (rows[i]["validation_accuracy"], -i))
+    both = train.join(val)  # type: ignore[arg-type]
+    labels = torch.cat([train_labels, val_labels])
+    way = [*path[:best:4], path[best]]  # weak ones are reached faster by way of stronger ones
+    *_, fit = logistic.fit(both, labels, classes, way, settings.solver)
+    return Chosen(fit, path[best], logistic.check(both, labels, classes, settings.solver), rows)
+
+
+def transfer(
+    run: Run,
+    sets: Splits,
+    layer: str | None = None,
+    temperature: float | None = None,
+    settings: TransferSettings | None = None,
+    network: str = "online",
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Test accuracy of the chosen classifier: of images (top-1), and the mean of the classes' own."""
+    start = time.monotonic()
+    settings = settings or TransferSettings()
+    settings.validate()
+    layer = default_layer(run, layer)
+    train, val, test = (features(run, s.images, layer, temperature, network) for s in sets[:3])
+    labels = [s.labels.to(train.device) for s in sets[:3] if s.labels is not None]
+    classes = len(sets.train.classes)
+    chosen = choose(train, labels[0], val, labels[1], classes, settings, quiet)
+    guesses = (test.times(chosen.fit.weight) + chosen.fit.bias).argmax(1)
+    best = max(row["validation_accuracy"] for row in chosen.path)
+    return result(
+        run,
+        "transfer, logistic regression",
+        sets.train,
+        sets.test,
+        network=network,
+        layer=layer,
+        temperature=shown_temperature(run, layer, temperature),
+        **accuracies(guesses, labels[2]),
+        regulariser=chosen.regulariser,
+        validation_accuracy=best,
+        validation_split="the set's own" if sets.val_is_own else "held out of the training images",
+        validation_images=len(sets.val),
+        validation_seed=None if sets.val_is_own else settings.seed,
+        train_images=len(sets.train) + len(sets.val),
+        solver=chosen.solver,
+        converged=chosen.fit.converged,
+        loss=chosen.fit.loss,
+        weight_norm=chosen.fit.weight.norm().item(),
+        path=chosen.path,
+        seconds=time.monotonic() - start,
+    )
+
+
+def shown_temperature(run: Run, layer: str, temperature: float | None) -> float | None:
+    """The temperature a result states: of SEM only; codes are temperature 0."""
+    if layer == "codes":
+        return 0.0
+    if layer != "sem":
+        return None
+    return run.recipe.sem.temperature if temperature is None else temperature
+
+
+def accuracies(guesses: Tensor, labels: Tensor) -> dict[str, float]:
+    """Top-1 accuracy with its standard error, and the mean of the accuracies of the classes, in percent."""
+    right = (guesses == labels).double()
+    counts = torch.bincount(labels)
+    each = torch.bincount(labels, weights=right)[counts > 0] / counts[counts > 0]
+    return {
+        **percent(int(right.sum().item()), len(labels)),
+        "mean_class_accuracy": 100 * each.mean().item(),
+    }
