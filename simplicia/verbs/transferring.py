@@ -24,19 +24,80 @@ def transfer(arguments: list[str]) -> None:
     table(
         f"transfer to {found['dataset']}, logistic regression, {layer}, {found['network']} network",
         ["regulariser", "validation %", "test %", "mean of classes %"],
-        [
-            [
-                f"{found['regulariser']:.3g}",
-                f"{found['validation_accuracy']:.1f}",
-                f"{found['accuracy']:.1f} ± {found['standard_error']:.1f}",
-                f"{found['mean_class_accuracy']:.1f}",
-            ]
-        ],
+        [[f"{found['regulariser']:.3g}", *_numbers(found)]],
     )
     if not found["converged"]:
         print("the last fit did not converge")
     path = run.write_result(f"transfer-{found['dataset']}-{layer}", found, given["json"])
     print(f"written to {path}")
+
+
+def finetune(arguments: list[str]) -> None:
+    from simplicia.evaluate.finetune import FinetuneSettings, finetune, trainable_layer
+    from simplicia.evaluate.transfer import splits
+    from simplicia.run import load
+
+    parser = measuring(
+        "finetune",
+        "Encoder, embedder and a new classifier trained on with labels; the rate is chosen on validation "
+        "images, the training repeated on all, and tested once. Layer: sem or encoder.",
+    )
+    given, settings = _settings(parser, FinetuneSettings(), arguments)
+    run = load(given["run"], given["device"])
+    layer = trainable_layer(run, given["layer"])
+    sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
+    found = finetune(run, sets, layer, settings, given["network"], quiet=False)
+    table(
+        f"fine-tuned on {found['dataset']}, {layer}, {found['steps']} steps",
+        ["rate", "validation %", "test %", "mean of classes %"],
+        [[f"{found['lr']:.3g}", *_numbers(found)]],
+    )
+    name = f"finetune-{found['dataset']}-{layer}"
+    print(f"written to {run.write_result(name, found, given['json'])}")
+
+
+def semi(arguments: list[str]) -> None:
+    from pathlib import Path
+
+    from simplicia.evaluate.features import labelled
+    from simplicia.evaluate.finetune import trainable_layer
+    from simplicia.evaluate.semi import SemiSettings, semi
+    from simplicia.run import load
+
+    parser = measuring("semi", "Fine-tuning on a share of the labels: 1 % by default. Layer: sem or encoder.")
+    parser.add_argument(
+        "--list", metavar="FILE", help="the labelled images, a name a line (default: drawn, class by class)"
+    )
+    given, settings = _settings(parser, SemiSettings(), arguments)
+    run = load(given["run"], given["device"])
+    layer = trainable_layer(run, given["layer"])
+    names = None if given["list"] is None else Path(given["list"])
+    train, test = labelled(run, given["data"], given["data_dir"])
+    found = semi(run, train, test, layer, settings, names, given["network"], quiet=False)
+    tau = "-" if found["temperature"] is None else f"{found['temperature']:g}"
+    table(
+        f"{found['labelled_images']} labels of {found['dataset']}, {layer}: {found['labelled_list']}",
+        ["rate", "epochs", "temperature", "validation %", "test %", "mean of classes %", "top-5 %"],
+        [
+            [
+                f"{found['lr']:.3g}",
+                str(found["epochs"]),
+                tau,
+                *_numbers(found),
+                f"{found['top5_accuracy']:.1f}",
+            ]
+        ],
+    )
+    name = f"semi-{found['dataset']}-{100 * found['fraction']:.3g}-{layer}"
+    print(f"written to {run.write_result(name, found, given['json'])}")
+
+
+def _numbers(found: dict[str, Any]) -> list[str]:
+    return [
+        f"{found['validation_accuracy']:.1f}",
+        f"{found['accuracy']:.1f} ± {found['standard_error']:.1f}",
+        f"{found['mean_class_accuracy']:.1f}",
+    ]
 
 
 def _settings(parser: Any, defaults: Any, arguments: list[str]) -> tuple[dict[str, Any], Any]:

@@ -1,0 +1,121 @@
+"""Semi-supervised learning: fine-tuning on a small share of the labels.
+
+The paper's protocol on ImageNet: the published lists of 1 % and 10 % of the images; batch 224, 30 or 50
+epochs, five learning rates and three temperatures, chosen on validation images (here a part of the labelled
+share: no other label is looked at), trained again on the whole share; top-1 and top-5.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simplicia.data.datasets import ImageSet, held_out
+from simplicia.errors import UserError
+from simplicia.evaluate.features import result
+from simplicia.evaluate.finetune import Trial, check_numbers, predict, search, trainable_layer
+from simplicia.evaluate.transfer import accuracies, check_classes, hold_out, part
+from simplicia.run import Run
+
+
+@dataclass
+class SemiSettings:
+    """How a run is fine-tuned on few labels: every rate with every number of epochs and temperature."""
+
+    fraction: float = 0.01  # of the labels
+    lrs: tuple[float, ...] = (0.005, 0.01, 0.02, 0.05, 0.1)
+    epochs: tuple[int, ...] = (30, 50)
+    temperatures: tuple[float, ...] = (0.01, 0.1, 1.0)  # of SEM
+    batch_size: int = 224
+    weight_decay: float = 0.0
+    crop_scale: tuple[float, float] = (0.08, 1.0)  # share of the image's area
+    validation: float = 0.2  # share of the labelled images to choose on
+    seed: int = 0
+
+    def validate(self) -> None:
+        positive = ("fraction", "lrs", "epochs", "temperatures", "batch_size")
+        check_numbers(self, positive=positive, others=("weight_decay",))
+        if self.fraction >= 1:
+            raise UserError(f"fraction is {self.fraction}; it must be a share between 0 and 1")
+
+
+def subset(train: ImageSet, fraction: float, seed: int = 0, names: Path | None = None) -> ImageSet:
+    """The images whose labels are used: those a file names, one a line, or the same share of every class."""
+    assert train.labels is not None
+    if names is None:
+        return part(train, torch.from_numpy(held_out(train.labels.numpy(), fraction, seed)).nonzero()[:, 0])
+    try:
+        wanted = names.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the list {str(names)!r} cannot be read: {error}") from error
+    if not train.files:
+        raise UserError(f"{train.name} has no file names, so no list can choose from it; leave --list out")
+    by_name = {Path(file).name: i for i, file in enumerate(train.files)}
+    by_name |= {file: i for i, file in enumerate(train.files)}
+    unknown = [name for name in wanted if name not in by_name]
+    if unknown or not wanted:
+        what = f"names {unknown[0]!r}" if unknown else "is empty"
+        raise UserError(
+            f"the list {str(names)!r} {what}; it takes names of training images such as {train.files[0]!r}"
+        )
+    return part(train, torch.tensor(sorted({by_name[name] for name in wanted})))
+
+
+def semi(
+    run: Run,
+    train: ImageSet,
+    test: ImageSet,
+    layer: str | None = None,
+    settings: SemiSettings | None = None,
+    names: Path | None = None,
+    network: str = "online",
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Top-1 and top-5 test accuracy after fine-tuning on a share of the labels."""
+    start = time.monotonic()
+    settings = settings or SemiSettings()
+    settings.validate()
+    layer = trainable_layer(run, layer)
+    labelled = subset(train, settings.fraction, settings.seed, names)
+    check_classes(labelled, test)
+    fit_on, choose_on = hold_out(labelled, settings.validation, settings.seed)
+    temperatures = settings.temperatures if layer == "sem" else (None,)
+    batches = max(1, len(labelled) // settings.batch_size)
+    trials = [
+        Trial(lr, epochs * batches, temperature)
+        for epochs in settings.epochs
+        for lr in settings.lrs
+        for temperature in temperatures
+    ]
+    sets = part(labelled, fit_on), part(labelled, choose_on)
+    chosen, model, rows = search(run, *sets, trials, settings, network, quiet)
+    assert test.labels is not None
+    scores = predict(run, model, test.images).cpu()
+    five = min(5, scores.shape[1])
+    top5 = (scores.topk(five, 1).indices == test.labels[:, None]).any(1).double().mean().item()
+    drawn = f"class-balanced, drawn from seed {settings.seed}; not the paper's list"
+    return result(
+        run,
+        "semi-supervised, fine-tuned",
+        train,
+        test,
+        network=network,
+        layer=layer,
+        **chosen._asdict(),
+        epochs=chosen.steps // batches,
+        **accuracies(scores.argmax(1), test.labels),
+        top5_accuracy=100 * top5,
+        fraction=len(labelled) / len(train),
+        labelled_images=len(labelled),
+        labelled_list=drawn if names is None else names.name,
+        validation_accuracy=max(row["validation_accuracy"] for row in rows),
+        validation_images=len(choose_on),
+        tune_batch_size=settings.batch_size,
+        weight_decay=settings.weight_decay,
+        schedule="cosine",
+        tune_seed=settings.seed,
+        trials=rows,
+        seconds=time.monotonic() - start,
+    )

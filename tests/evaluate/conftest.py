@@ -1,0 +1,65 @@
+"""A small labelled folder and a small run trained on it, for the evaluations that take minutes on more."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from simplicia import cli
+
+COLOURS = {"blue": (40, 60, 200), "green": (50, 170, 60), "red": (200, 50, 40)}
+
+
+def _draw(folder, counts, size=24, colours=COLOURS, seed=0):
+    """``folder/<split>/<class>/*.png``: noisy images in their class's colour."""
+    rng = np.random.default_rng(seed)
+    for split, count in counts.items():
+        for name, colour in colours.items():
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for i in range(count):
+                pixels = np.clip(rng.normal(colour, 60, (size, size, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(place / f"{name}_{split}_{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def draw():
+    return _draw
+
+
+@pytest.fixture(scope="session")
+def colours(tmp_path_factory):
+    return _draw(tmp_path_factory.mktemp("data") / "colours", {"train": 16, "test": 10})
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory, colours):
+    """The folder of a run with SEM: 8 simplices of 13 vertices."""
+    path = tmp_path_factory.mktemp("runs") / "small"
+    words = "--epochs 1 --batch-size 16 --image-size 16 --encoder tiny --sem.simplices 8 --byol.hidden 16"
+    assert cli.main(["pretrain", "byol-sem", "--data", str(colours), "--out", str(path), *words.split()]) == 0
+    return path
+
+
+@pytest.fixture(scope="session")
+def plain_run(tmp_path_factory, colours):
+    """The folder of a run without SEM."""
+    path = tmp_path_factory.mktemp("runs") / "plain"
+    words = "--epochs 1 --batch-size 16 --image-size 16 --encoder tiny --byol.hidden 16"
+    assert cli.main(["pretrain", "byol", "--data", str(colours), "--out", str(path), *words.split()]) == 0
+    return path
+
+
+@pytest.fixture
+def fails(capsys):
+    """The one line that a wrong command is answered with."""
+
+    def answer(*words):
+        capsys.readouterr()
+        status = cli.main([str(word) for word in words])
+        errors = capsys.readouterr().err
+        assert status == 2, errors
+        assert len(errors.strip().splitlines()) == 1 and errors.startswith("simplicia: ")
+        return errors
+
+    return answer

@@ -1,0 +1,146 @@
+"""Transfer: the verb end to end, choosing that never sees the test set, and mistakes told in a line."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import simplicia
+from simplicia import cli
+from simplicia.evaluate.logistic import Codes, Dense
+from simplicia.evaluate.transfer import TransferSettings, accuracies, choose, features, splits, transfer
+
+FEW = TransferSettings(regularisers=7)
+
+
+@pytest.fixture(scope="module")
+def run(small_run):
+    return simplicia.load(small_run, "cpu")
+
+
+@pytest.fixture(scope="module")
+def sets(run, colours):
+    return splits(run, str(colours))
+
+
+def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
+    out = tmp_path / "t.json"
+    words = ["transfer", small_run, "--data", colours, "--regularisers", 5, "--json", out]
+    assert cli.main(list(map(str, words))) == 0
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert found["layer"] == "codes" and found["temperature"] == 0 and found["dataset"] == "colours"
+    assert f"{found['accuracy']:.1f} ±" in said and f"{found['mean_class_accuracy']:.1f}" in said
+    assert [row["regulariser"] for row in found["path"]] == pytest.approx(np.geomspace(1e5, 1e-6, 5))
+    assert found["train_images"] == 48 and found["validation_images"] == 6 and found["test_images"] == 30
+    assert found["online"] is False and found["converged"] and found["solver"] == "rotate"
+    assert {"torch", "device", "seconds", "encoder"} <= found.keys()
+
+
+def test_a_run_without_sem_gives_its_encoder(plain_run, colours):
+    run = simplicia.load(plain_run, "cpu")
+    found = transfer(run, splits(run, str(colours)), settings=FEW)
+    assert found["layer"] == "encoder" and found["temperature"] is None
+    assert found["accuracy"] > 60  # colours are easily told apart
+
+
+@pytest.mark.parametrize("layer", ["encoder", "embedder", "sem", "codes"])
+def test_solvers_agree_on_every_layer(run, sets, layer):
+    one, other, theirs = (
+        transfer(run, sets, layer, settings=TransferSettings(1, weakest=1.0, strongest=1.0, solver=solver))
+        for solver in ("rotate", "direct", "sklearn")
+    )
+    assert one["loss"] == pytest.approx(other["loss"], rel=1e-6) == pytest.approx(theirs["loss"], rel=1e-6)
+    assert one["accuracy"] == other["accuracy"] == theirs["accuracy"]
+
+
+def test_choosing_never_sees_the_test_set(run, sets):
+    honest = transfer(run, sets, settings=FEW)
+    test = sets.test
+    poisoned = dataclasses.replace(test, images=255 - test.images, labels=test.labels.roll(10))
+    other = transfer(run, sets._replace(test=poisoned), settings=FEW)
+    for key in ("regulariser", "validation_accuracy", "path", "weight_norm", "loss"):
+        assert honest[key] == other[key]
+    assert honest["accuracy"] != other["accuracy"]
+
+
+def test_the_chosen_regulariser_is_the_best_and_of_equals_the_strongest():
+    g = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    x = Dense(torch.randn(60, 20, generator=g) + 2 * torch.eye(3, 20)[labels])
+    first, second = torch.arange(30), torch.arange(30, 60)
+    chosen = choose(x[first], labels[first], x[second], labels[second], 3, FEW)
+    best = max(row["validation_accuracy"] for row in chosen.path)
+    strongest = next(row for row in chosen.path if row["validation_accuracy"] == best)
+    assert chosen.regulariser == strongest["regulariser"]
+    assert len(chosen.fit.weight) == 20 and chosen.fit.converged
+
+
+def test_features_are_what_the_run_encodes(run, sets):
+    images = sets.test.images
+    codes = features(run, images, "codes")
+    assert isinstance(codes, Codes) and codes.shape == (30, 8 * 13)
+    assert codes.codes.long().equal(run.encode(images, "codes"))
+    sem = features(run, images, "sem", 0.5)
+    torch.testing.assert_close(sem.features.float(), run.encode(images, "sem", 0.5))
+
+
+def test_both_accuracies():
+    guesses, labels = torch.tensor([0, 0, 0, 1, 2, 0]), torch.tensor([0, 0, 0, 0, 2, 2])
+    found = accuracies(guesses, labels)
+    assert found["accuracy"] == pytest.approx(100 * 4 / 6)
+    assert found["mean_class_accuracy"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
+
+
+def test_a_val_folder_is_the_validation_split(run, tmp_path, draw):
+    folder = draw(tmp_path / "own", {"train": 4, "val": 2, "test": 3})
+    sets = splits(run, str(folder))
+    assert [len(s) for s in sets[:3]] == [12, 6, 9] and sets.val_is_own
+    assert all(file.startswith("val/") for file in sets.val.files)
+    held = splits(run, str(draw(tmp_path / "held", {"train": 10, "test": 3})), share=0.2, seed=1)
+    assert [len(s) for s in held[:3]] == [24, 6, 9] and not held.val_is_own
+    assert held.val.labels.bincount().tolist() == [2, 2, 2]
+    assert set(held.val.files).isdisjoint(held.train.files)
+
+
+def test_mistakes_are_one_line_and_status_two(
+    small_run, plain_run, colours, draw, fails, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
+
+    def told(*words, run=small_run):
+        return fails("transfer", run, *words)
+
+    assert "trained without SEM" in told("--data", colours, "--layer", "codes", run=plain_run)
+    assert "did you mean 'codes'" in told("--data", colours, "--layer", "code")
+    assert "there is no folder 'no/such'" in told("--data", "no/such")
+    assert "flowers-102' below --data-dir" in told("--data", "flowers102")
+    assert "train/<class>/*" in told("--data", "flowers102", "--data-dir", tmp_path)
+    assert "solver" in told("--data", colours, "--solver", "magic")
+    assert "regularisers is 0" in told("--data", colours, "--regularisers", 0)
+    assert "positive, in order" in told("--data", colours, "--weakest", -1)
+    assert "share between 0 and 1" in told("--data", colours, "--validation", 2)
+
+    lonely = draw(tmp_path / "lonely", {"train": 1, "test": 2})
+    assert "class 'blue' of lonely has one image" in told("--data", lonely)
+    unseen = draw(tmp_path / "unseen", {"train": 3, "test": 2})
+    shutil.rmtree(unseen / "train" / "green")
+    assert "class 'green' of unseen has images to test but none to train on" in told("--data", unseen)
+    other = draw(tmp_path / "other", {"train": 3, "val": 2, "test": 2})
+    draw(other / "val", {".": 2}, colours={"grey": (90, 90, 90)})
+    assert "has class 'grey', which train does not have" in told("--data", other)
+    loose = tmp_path / "loose"
+    shutil.copytree(colours / "test" / "red", loose)
+    assert "no labels" in told("--data", loose)
+
+
+def test_a_diverged_run_is_told(small_run, colours):
+    from simplicia.errors import UserError
+
+    run = simplicia.load(small_run, "cpu")
+    with torch.no_grad():
+        next(run.method.online.encoder.parameters()).fill_(torch.nan)
+    with pytest.raises(UserError, match="not finite"):
+        transfer(run, splits(run, str(colours)), settings=FEW)
