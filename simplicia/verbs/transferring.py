@@ -92,6 +92,50 @@ def semi(arguments: list[str]) -> None:
     print(f"written to {run.write_result(name, found, given['json'])}")
 
 
+def robustness(arguments: list[str]) -> None:
+    from pathlib import Path
+
+    from simplicia.errors import UserError
+    from simplicia.evaluate.robustness import robustness
+    from simplicia.evaluate.transfer import TransferSettings, default_layer, splits
+    from simplicia.run import load
+
+    parser = measuring(
+        "robustness",
+        "A linear probe trained on clean images (of --data) and tested on other sets. "
+        "Layer: codes if the run has them, else encoder.",
+    )
+    parser.add_argument("--temperature", type=temperature, help="of layer sem (default: the run's own)")
+    parser.add_argument(
+        "--sets",
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="ImageNet-V2, -R, -A or -C, CIFAR-10-C or -100-C: <class>/*, <corruption>/<severity>/<class>/*, "
+        "or <corruption>.npy and labels.npy",
+    )
+    parser.add_argument("--corrupt", action="store_true", help="make fifteen corruptions of the test images")
+    given, settings = _settings(parser, TransferSettings(), arguments)
+    if not given["sets"] and not given["corrupt"]:
+        raise UserError("there is nothing to test on; give --sets FOLDER … or --corrupt")
+    run = load(given["run"], given["device"])
+    layer = default_layer(run, given["layer"])
+    sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
+    others = [Path(path) for path in given["sets"]]
+    words = layer, given["temperature"], settings, given["network"]
+    found = robustness(run, sets, others, given["corrupt"], *words, quiet=False)
+    rows = [["clean test", "-", str(found["test_images"]), f"{found['accuracy']:.1f}"]]
+    for row in found["sets"]:
+        rows.append([row["set"], "-", str(row["images"]), f"{row['accuracy']:.1f}"])
+        for name, accuracies in row.get("per_corruption", {}).items():
+            rows.append(
+                [f"  {name}", " ".join(f"{a:.1f}" for a in accuracies), "", f"{sum(accuracies) / 5:.1f}"]
+            )
+    title = f"robustness, {found['dataset']}, {layer}, {found['network']} network"
+    table(title, ["set", "severities 1 to 5, %", "images", "accuracy %"], rows)
+    print(f"written to {run.write_result(f'robustness-{layer}', found, given['json'])}")
+
+
 def _numbers(found: dict[str, Any]) -> list[str]:
     return [
         f"{found['validation_accuracy']:.1f}",

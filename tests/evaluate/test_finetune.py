@@ -1,0 +1,116 @@
+"""Fine-tuning: the verb end to end, the trainer's constants, choosing without the test set."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+
+import simplicia
+from simplicia import cli
+from simplicia.evaluate.finetune import (
+    LRS,
+    Classifier,
+    FinetuneSettings,
+    Trial,
+    batch_norm_momentum,
+    finetune,
+    predict,
+    tune,
+)
+from simplicia.evaluate.transfer import splits
+
+QUICK = FinetuneSettings(lrs=(0.01, 0.1), steps=6, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def run(small_run):
+    return simplicia.load(small_run, "cpu")
+
+
+@pytest.fixture(scope="module")
+def sets(run, colours):
+    return splits(run, str(colours))
+
+
+def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
+    out = tmp_path / "f.json"
+    words = f"finetune {small_run} --data {colours} --steps 4 --lrs 0.01 0.05 --batch-size 16 --json {out}"
+    assert cli.main(words.split()) == 0
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert f"{found['accuracy']:.1f} ±" in said and found["protocol"] == "transfer, fine-tuned"
+    assert found["layer"] == "sem" and found["temperature"] == 1 and found["steps"] == 4
+    assert [row["lr"] for row in found["trials"]] == [0.01, 0.05]
+    best = max(found["trials"], key=lambda row: row["validation_accuracy"])
+    assert found["lr"] == best["lr"] and found["train_images"] == 48
+
+
+def test_the_papers_numbers_are_the_defaults():
+    settings = FinetuneSettings()
+    assert (settings.steps, settings.batch_size, settings.temperature) == (20_000, 256, 1.0)
+    assert len(LRS) == 7 and LRS[0] == 1e-4 and LRS[-1] == 0.1
+    ratios = [b / a for a, b in itertools.pairwise(LRS)]
+    assert ratios == pytest.approx([10**0.5] * 6, rel=1e-4)
+    for steps in (1, 10, 99, 100, 101, 5000):  # the paper's momentum is what is kept, torch's what is new
+        assert 1 - batch_norm_momentum(steps) == pytest.approx(max(1 - 10 / steps, 0.9))
+
+
+def test_everything_is_trained_and_the_run_is_left_alone(run, sets):
+    before = {k: v.clone() for k, v in run.method.state_dict().items()}
+    model = tune(run, sets.train.images, sets.train.labels, 3, Trial(0.1, 3, 1.0), QUICK)
+    for key, value in run.method.state_dict().items():
+        assert value.equal(before[key])
+    fresh = Classifier(run, 3, 1.0)
+    for (name, p), q in zip(model.named_parameters(), fresh.parameters(), strict=True):
+        assert not p.equal(q), name
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    assert norms and all(m.momentum == 0.1 for m in norms)  # two steps an epoch
+
+
+def test_a_training_is_a_function_of_its_seed(run, sets):
+    trained = [
+        tune(
+            run,
+            sets.train.images,
+            sets.train.labels,
+            3,
+            Trial(0.1, 3, None),
+            dataclasses.replace(QUICK, seed=s),
+        )
+        for s in (0, 0, 1)
+    ]
+    scores = [predict(run, model, sets.test.images) for model in trained]
+    assert scores[0].equal(scores[1]) and not scores[0].equal(scores[2])
+
+
+def test_training_learns_colours(run, sets):
+    model = tune(run, sets.train.images, sets.train.labels, 3, Trial(0.1, 40, None), QUICK)
+    right = predict(run, model, sets.test.images).argmax(1) == sets.test.labels
+    assert right.float().mean() > 0.8
+
+
+def test_choosing_never_sees_the_test_set(run, sets):
+    honest = finetune(run, sets, "encoder", QUICK)
+    poisoned = dataclasses.replace(sets.test, images=255 - sets.test.images, labels=sets.test.labels.roll(10))
+    other = finetune(run, sets._replace(test=poisoned), "encoder", QUICK)
+    for key in ("lr", "validation_accuracy", "trials"):
+        assert honest[key] == other[key]
+
+
+def test_a_target_network_can_be_tuned(run, sets):
+    found = finetune(run, sets, "encoder", dataclasses.replace(QUICK, lrs=(0.01,), steps=2), network="target")
+    assert found["network"] == "target" and found["temperature"] is None
+
+
+def test_mistakes_are_one_line_and_status_two(small_run, plain_run, colours, draw, tmp_path, fails):
+    def told(*words, run=small_run):
+        return fails("finetune", run, "--data", colours, *words)
+
+    assert "trained without SEM" in told("--layer", "sem", run=plain_run)
+    assert "layer 'codes' cannot be fine-tuned" in told("--layer", "codes")
+    assert "lrs is (-1.0,)" in told("--lrs", -1)
+    assert "steps is 0" in told("--steps", 0)
+    assert "BatchNorm needs at least 2" in told("--batch-size", 1)
+    assert "crop_scale" in told("--crop-scale", 0.5, 0.1)
+    assert "temperature is -1" in told("--temperature", -1)

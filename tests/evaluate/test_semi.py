@@ -1,0 +1,91 @@
+"""Semi-supervised learning: which labels are used, the verb end to end, and mistakes."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import simplicia
+from simplicia import cli
+from simplicia.data.datasets import ImageSet
+from simplicia.errors import UserError
+from simplicia.evaluate.features import labelled
+from simplicia.evaluate.semi import SemiSettings, semi, subset
+
+QUICK = SemiSettings(fraction=0.5, lrs=(0.1,), epochs=(1, 2), temperatures=(0.1, 1.0), batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def run(small_run):
+    return simplicia.load(small_run, "cpu")
+
+
+@pytest.fixture(scope="module")
+def sets(run, colours):
+    return labelled(run, str(colours))
+
+
+def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
+    out = tmp_path / "s.json"
+    words = f"semi {small_run} --data {colours} --fraction 0.25 --lrs 0.1 --epochs 1 2 --temperatures 1"
+    assert cli.main([*words.split(), "--batch-size", "8", "--json", str(out)]) == 0
+    found, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert f"{found['accuracy']:.1f} ±" in said and "not the paper's list" in found["labelled_list"]
+    assert found["labelled_images"] == 12 and found["fraction"] == 0.25 and found["validation_images"] == 3
+    assert found["top5_accuracy"] == 100  # of three classes
+    assert [(row["lr"], row["steps"]) for row in found["trials"]] == [(0.1, 1), (0.1, 2)]
+
+
+def test_the_papers_numbers_are_the_defaults():
+    settings = SemiSettings()
+    assert settings.batch_size == 224 and settings.epochs == (30, 50)
+    assert set(settings.lrs) == {0.005, 0.01, 0.02, 0.05, 0.1} and settings.temperatures == (0.01, 0.1, 1.0)
+
+
+def test_a_share_of_every_class_from_a_seed():
+    labels = torch.arange(400) % 4
+    images = torch.arange(400)[:, None, None, None].expand(-1, 3, 8, 8).to(torch.uint8)
+    whole = ImageSet("w", images, labels, classes=("a", "b", "c", "d"))
+    one, same, other = (subset(whole, 0.1, seed) for seed in (0, 0, 1))
+    assert one.labels.bincount().tolist() == [10] * 4
+    assert one.images.equal(same.images) and not one.images.equal(other.images)
+
+
+def test_a_list_names_the_images(run, sets, tmp_path):
+    train, test = sets
+    path = tmp_path / "list.txt"
+    chosen = [file for file in train.files if int(file.rsplit("_", 1)[1][:-4]) < 6]
+    path.write_text("\n".join(file.rsplit("/", 1)[1] for file in chosen))
+    assert subset(train, 0.01, 0, path).files == tuple(chosen)
+    path.write_text("\n".join(chosen))  # with folders
+    found = semi(run, train, test, "encoder", dataclasses.replace(QUICK, epochs=(1,)), path)
+    assert found["labelled_list"] == "list.txt" and found["labelled_images"] == 18
+    assert found["temperature"] is None and len(found["trials"]) == 1
+
+
+def test_choosing_never_sees_the_test_set_nor_other_labels(run, sets):
+    train, test = sets
+    honest = semi(run, train, test, "sem", QUICK)
+    poisoned = dataclasses.replace(test, images=255 - test.images, labels=test.labels.roll(10))
+    other = semi(run, train, poisoned, "sem", QUICK)
+    keys = ("lr", "steps", "temperature", "validation_accuracy", "trials")
+    assert all(honest[key] == other[key] for key in keys) and len(honest["trials"]) == 4
+
+
+def test_mistakes(run, sets, small_run, colours, tmp_path, fails):
+    train, _ = sets
+    told = lambda *words: fails("semi", small_run, "--data", colours, *words)  # noqa: E731
+    assert "fraction is 1.5" in told("--fraction", 1.5)
+    assert "fraction is 0" in told("--fraction", 0)
+    assert "class 'blue' of colours has one image" in told("--fraction", 0.01)
+    assert "cannot be read" in told("--list", tmp_path / "none.txt")
+    (tmp_path / "wrong.txt").write_text("n0144_1.JPEG")
+    assert "names 'n0144_1.JPEG'; it takes names of training images" in told("--list", tmp_path / "wrong.txt")
+    (tmp_path / "empty.txt").write_text("")
+    assert "is empty" in told("--list", tmp_path / "empty.txt")
+    one_class = [f for f in train.files if "/red/" in f]
+    (tmp_path / "red.txt").write_text("\n".join(one_class))
+    assert "none to train on" in told("--list", tmp_path / "red.txt")
+    with pytest.raises(UserError, match="no file names"):
+        subset(dataclasses.replace(train, files=()), 0.1, 0, tmp_path / "red.txt")
