@@ -209,6 +209,7 @@ def finetune(
         network=network,
         layer=layer,
         **chosen._asdict(),
+        selected=chosen._asdict(),
         **accuracies(guesses, sets.test.labels),
         train_images=len(sets.train) + len(sets.val),
         validation_accuracy=max(row["validation_accuracy"] for row in rows),
@@ -217,7 +218,7 @@ def finetune(
         tune_batch_size=settings.batch_size,
         weight_decay=settings.weight_decay,
         schedule="cosine",
-        tune_seed=settings.seed,
+        seeds=[settings.seed],
         trials=rows,
         seconds=time.monotonic() - start,
     )

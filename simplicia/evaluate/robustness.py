@@ -104,6 +104,8 @@ def robustness(
         temperature=shown_temperature(run, layer, temperature),
         train_images=len(sets.train) + len(sets.val),
         probe="multinomial logistic regression, chosen on held-out clean images",
+        selected={"regulariser": chosen.regulariser},
+        seeds=[settings.seed],
         regulariser=chosen.regulariser,
         validation_accuracy=max(row["validation_accuracy"] for row in chosen.path),
         validation_images=len(sets.val),

@@ -104,6 +104,7 @@ def semi(
         network=network,
         layer=layer,
         **chosen._asdict(),
+        selected=chosen._asdict(),
         epochs=chosen.steps // batches,
         **accuracies(scores.argmax(1), test.labels),
         top5_accuracy=100 * top5,
@@ -115,7 +116,7 @@ def semi(
         tune_batch_size=settings.batch_size,
         weight_decay=settings.weight_decay,
         schedule="cosine",
-        tune_seed=settings.seed,
+        seeds=[settings.seed],
         trials=rows,
         seconds=time.monotonic() - start,
     )

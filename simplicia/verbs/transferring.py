@@ -28,8 +28,7 @@ def transfer(arguments: list[str]) -> None:
     )
     if not found["converged"]:
         print("the last fit did not converge")
-    path = run.write_result(f"transfer-{found['dataset']}-{layer}", found, given["json"])
-    print(f"written to {path}")
+    _write(run, f"transfer-{found['dataset']}", found, given["json"])
 
 
 def finetune(arguments: list[str]) -> None:
@@ -52,8 +51,7 @@ def finetune(arguments: list[str]) -> None:
         ["rate", "validation %", "test %", "mean of classes %"],
         [[f"{found['lr']:.3g}", *_numbers(found)]],
     )
-    name = f"finetune-{found['dataset']}-{layer}"
-    print(f"written to {run.write_result(name, found, given['json'])}")
+    _write(run, f"finetune-{found['dataset']}", found, given["json"])
 
 
 def semi(arguments: list[str]) -> None:
@@ -88,8 +86,7 @@ def semi(arguments: list[str]) -> None:
             ]
         ],
     )
-    name = f"semi-{found['dataset']}-{100 * found['fraction']:.3g}-{layer}"
-    print(f"written to {run.write_result(name, found, given['json'])}")
+    _write(run, f"semi-{found['dataset']}-{100 * found['fraction']:.3g}", found, given["json"])
 
 
 def robustness(arguments: list[str]) -> None:
@@ -133,7 +130,7 @@ def robustness(arguments: list[str]) -> None:
             )
     title = f"robustness, {found['dataset']}, {layer}, {found['network']} network"
     table(title, ["set", "severities 1 to 5, %", "images", "accuracy %"], rows)
-    print(f"written to {run.write_result(f'robustness-{layer}', found, given['json'])}")
+    _write(run, f"robustness-{found['dataset']}", found, given["json"])
 
 
 def _numbers(found: dict[str, Any]) -> list[str]:
@@ -142,6 +139,12 @@ def _numbers(found: dict[str, Any]) -> list[str]:
         f"{found['accuracy']:.1f} ± {found['standard_error']:.1f}",
         f"{found['mean_class_accuracy']:.1f}",
     ]
+
+
+def _write(run: Any, name: str, found: dict[str, Any], path: str | None) -> None:
+    network = "" if found["network"] == "online" else f"-{found['network']}"
+    written = run.write_result(f"{name}-{found['layer']}{network}", found, path)
+    print(f"written to {written}")
 
 
 def _settings(parser: Any, defaults: Any, arguments: list[str]) -> tuple[dict[str, Any], Any]:
