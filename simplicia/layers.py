@@ -32,14 +32,21 @@ class BlockLinear(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight)
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The layer's output with a weight given, such as a copy in another precision."""
         # views, not copies: a batched product takes strided blocks, (blocks, N, in / blocks)
         parts = x.reshape(-1, self.blocks, self.in_features // self.blocks).transpose(0, 1)
-        weight = self.weight.transpose(1, 2)
-        if self.bias is None:
-            y = torch.bmm(parts, weight)
-        else:
-            y = torch.baddbmm(self.bias.view(self.blocks, 1, -1), parts, weight)
-        return y.transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
+        width = weight.shape[1]
+        bias = None if self.bias is None else self.bias.view(self.blocks, 1, width)
+        if x.is_cuda and (width % 8 or weight.shape[2] % 8):  # a GPU's matrix units take eights
+            across, along = -weight.shape[2] % 8, -width % 8
+            parts, weight = F.pad(parts, (0, across)), F.pad(weight, (0, across, 0, along))
+            bias = None if bias is None else F.pad(bias, (0, along))
+        weight = weight.transpose(1, 2)
+        y = torch.bmm(parts, weight) if bias is None else torch.baddbmm(bias, parts, weight)
+        return y[..., :width].transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
 
     def dense_weight(self) -> Tensor:
         """The same weight as one (out_features, in_features) matrix with zeros outside the blocks."""

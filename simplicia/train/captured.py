@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from simplicia.layers import BlockLinear
 from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
 from simplicia.train.step import Step
@@ -43,14 +44,11 @@ class CapturedStep(Step):
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
 
     def __call__(self, step: int) -> Output:
-        indices = self.prepare(step)
-        self.static_indices.copy_(indices)
+        self.static_indices.copy_(self.prepare(step))
         if self.method.phase not in self.graphs:
             self.graphs = {self.method.phase: self._capture()}
         graph, output = self.graphs[self.method.phase]
         graph.replay()
-        if self.probe is not None:
-            self.probe.learn(output, indices)
         return output
 
     def refresh(self) -> None:
@@ -108,25 +106,31 @@ class CapturedStep(Step):
         self.trunk.update()
         main.wait_stream(beside)
         self.method.after_step()
+        self._learn(output)
         return output
+
+    def _learn(self, output: Output) -> None:
+        if self.probe is not None:
+            self.probe.learn(output, self.static_indices)
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, Output]:
         """Compile and warm up without moving anything, then record the whole step."""
-        buffers = {name: b.clone() for name, b in self.method.named_buffers() if "queue" not in name}
+        kept = {name: b for name, b in self.method.named_buffers() if "queue" not in name}
+        kept |= {} if self.probe is None else self.probe.tensors()
+        before = {name: tensor.clone() for name, tensor in kept.items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
                 self._forget_gradients()
-                self._compute(update=False)
+                self._learn(self._compute(update=False))
             for update in (self.head, self.trunk):
                 update.find_gradients()
                 update.rehearse()
             self._forget_gradients()
         torch.cuda.current_stream().wait_stream(side)
-        for name, buffer in self.method.named_buffers():
-            if name in buffers:
-                buffer.copy_(buffers[name])
+        for name, tensor in kept.items():
+            tensor.copy_(before[name])
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
@@ -216,9 +220,18 @@ class _CopiedLinear(_Copied, nn.Linear):
         return F.linear(x, self.copy, self.bias) if self.training else super().forward(x)
 
 
+class _CopiedBlockLinear(_Copied, BlockLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.copy if self.training else self.weight)
+
+
 def _make_copies(method: Method) -> dict[nn.Module, Tensor]:
     """Give every convolution and linear layer a 16-bit copy of its weight to work on."""
-    kinds: dict[type, type] = {nn.Conv2d: _CopiedConv2d, nn.Linear: _CopiedLinear}
+    kinds: dict[type, type] = {
+        nn.Conv2d: _CopiedConv2d,
+        nn.Linear: _CopiedLinear,
+        BlockLinear: _CopiedBlockLinear,
+    }
     copies: dict[nn.Module, Tensor] = {}
     for module in method.modules():
         if type(module) in kinds:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor, nn
 
-from simplicia.layers import ByView1d, ByView2d
+from simplicia.layers import ByView1d, ByView2d, normalise_by_view
 from simplicia.methods.base import Branch, Network
 from simplicia.sem import SimplicialEmbedding, Temperature
 from simplicia.train import norm_kernels as kernels
@@ -31,7 +31,8 @@ def fuse(module: nn.Module) -> None:
 
     The ReLU after a BatchNorm joins it, and so does the softmax of a network's simplicial embedding.
     """
-    kinds: dict[type, type] = {nn.BatchNorm1d: _Fused1d, nn.BatchNorm2d: _Fused2d}
+    normalise_by_view(module)
+    kinds: dict[type, type] = {ByView1d: _Fused1d, ByView2d: _Fused2d}
     for part in module.modules():
         if type(part) in kinds:
             part.__class__ = kinds[type(part)]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from simplicia import bottlenecks, encoders, methods
 from simplicia.data.views import ViewSettings
 from simplicia.errors import UserError, unknown
+from simplicia.methods.base import Network
 from simplicia.train.settings import as_dict, convert, from_dict
 
 
@@ -23,6 +24,7 @@ class SemSettings:
     norm: Literal["batch", "layer", "none"] = "batch"
     embedder: Literal["linear", "identity", "mlp"] = "linear"
     blocks: int = 1  # diagonal blocks of the embedder and of the projector's first layer
+    centred: bool = True  # the projector is handed p - 1/V (False: p, as in the paper)
 
 
 @dataclass
@@ -177,7 +179,12 @@ class Recipe:
         options = {name: settings[name] for name in bottlenecks.options(self.bottleneck)}
         bottleneck: Any = bottlenecks.create(self.bottleneck, encoder.out_features, **options)
         second = self.sem.second_temperature if "temperature" in options else None
-        return methods.create(self.method, encoder, bottleneck, second, **self.options)
+        method = methods.create(self.method, encoder, bottleneck, second, **self.options)
+        if not self.sem.centred:
+            for part in method.modules():
+                if isinstance(part, Network):
+                    part.offset = 0.0
+        return method
 
     def _encoder(self) -> Any:
         if self.encoder in encoders.names():

@@ -144,3 +144,10 @@ def test_learning_rate_warms_up_and_falls():
     assert learning_rate(per_step, 256, 0.5, 10) == pytest.approx(0.5, abs=1e-4)
     assert learning_rate(per_step, 256, 10.0, 10) == pytest.approx(0.1)
     assert max(learning_rate(settings, 256, e, 3) for e in range(3)) == 1.0  # even three epochs get going
+
+
+def test_the_projector_is_handed_simplices_less_their_mean_unless_told_otherwise():
+    method = recipes.get("shapes-byol-sem").build()
+    assert method.online.offset == method.target.offset == 1 / method.online.bottleneck.vertices
+    plain = with_changes(recipes.get("shapes-byol-sem"), {"sem.centred": False}).build()
+    assert plain.online.offset == plain.target.offset == 0
