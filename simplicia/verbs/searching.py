@@ -1,6 +1,7 @@
 """Verbs that look for good settings: sweep by trying, bound by theory."""
 
 import argparse
+import shlex
 from typing import Any
 
 from simplicia.errors import UserError
@@ -74,7 +75,9 @@ def sweep(arguments: list[str]) -> None:
     print(_word(best["downstream_temperature"]))
     folder = given["out"] or f"sweeps/{recipe.name}"
     print(f"written to {folder}/sweep.json, sweep.csv and sweep.svg")
-    flags = [f"--{_flag(name, recipe.method)} {_word(value)}" for name, value in best["settings"].items()]
+    kept = {k: v for k, v in changes.items() if k not in ("holdout", "options")} | best["settings"]
+    method = changes.get("method", recipe.method)
+    flags = [f"--{_flag(name, method)} {_words(value)}" for name, value in kept.items()]
     print(f"next, on all training images: simplicia pretrain {' '.join([recipe.name, *flags])}")
 
 
@@ -183,6 +186,10 @@ def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None
 
 def _flag(name: str, method: str) -> str:
     return name.replace("options.", f"{method}.").replace("_", "-")
+
+
+def _words(value: Any) -> str:
+    return shlex.join(map(str, value if isinstance(value, list) else [value]))
 
 
 def _word(value: Any) -> str:
