@@ -29,6 +29,7 @@ ROTATE = 8192  # samples or features, whichever are fewer, up to which eigenvect
 TOLERANCE = 1e-7  # what may be left to gain, relative to the loss
 STEPS, MOST_STEPS = 10, 5000  # of L-BFGS: between two looks at what is left to gain, and in all
 BLOCK = 2**26  # numbers in a block of one-hot codes, made and thrown away
+PIECE = 2**27  # codes gathered in one go: 32-bit offsets must be able to count them
 
 
 class Codes:
@@ -40,7 +41,7 @@ class Codes:
         offsets = torch.arange(codes.shape[1], device=codes.device, dtype=torch.int32) * vertices
         self.columns = codes.int() + offsets
         self.shape = (len(codes), codes.shape[1] * vertices)
-        self._rows: tuple[Tensor, Tensor] | None = None
+        self._rows: list[tuple[Tensor, Tensor]] = []
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -53,15 +54,18 @@ class Codes:
 
     def times(self, weight: Tensor) -> Tensor:
         """X weight: for each sample the sum of the rows its codes name."""
-        return F.embedding_bag(self.columns, weight, mode="sum")
+        parts = self.columns.split(max(1, PIECE // self.columns.shape[1]))
+        return torch.cat([F.embedding_bag(part, weight, mode="sum") for part in parts])
 
     def transposed_times(self, errors: Tensor) -> Tensor:
         """X^T errors: for each feature the sum of the rows of the samples that have it."""
-        if self._rows is None:
-            order = self.columns.argsort(0).int().T.flatten()  # samples, by simplex, then by code
-            ends = self.counts().cumsum(0)
-            self._rows = order, F.pad(ends[:-1], (1, 0)).int()
-        return F.embedding_bag(self._rows[0], errors, self._rows[1], mode="sum")
+        if not self._rows:
+            step = max(1, PIECE // len(self))  # simplices
+            counts = self.counts().split(step * self.vertices)
+            for part, count in zip(self.columns.split(step, 1), counts, strict=True):
+                order = part.argsort(0).T.flatten().int()  # samples, by simplex, then by code
+                self._rows.append((order, F.pad(count.cumsum(0)[:-1], (1, 0)).int()))
+        return torch.cat([F.embedding_bag(order, errors, start, mode="sum") for order, start in self._rows])
 
     def counts(self) -> Tensor:
         """How many samples have each feature, in order."""

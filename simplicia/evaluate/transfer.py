@@ -127,8 +127,8 @@ def features(
 ) -> Matrix:
     """A layer's representation of images, for `logistic`: codes as integers, all else dense."""
     net = run.network(network)
-    parts = encoder_features(run, images, network).split(256)
-    found = torch.cat([represent(net, h, layer, temperature) for h in parts])
+    parts = (represent(net, h, layer, temperature) for h in encoder_features(run, images, network).split(256))
+    found = torch.cat([part.int() if layer == "codes" else part for part in parts])
     if found.device.type == "mps":  # which has no float64
         found = found.cpu()
     return Codes(found, net.bottleneck.vertices) if layer == "codes" else Dense(found)  # type: ignore

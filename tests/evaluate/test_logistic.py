@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 
 from simplicia.errors import UserError
+from simplicia.evaluate import logistic
 from simplicia.evaluate.logistic import Codes, Dense, Rotated, check, fit, solve, validated
 
 CLASSES, VERTICES = 5, 4
@@ -105,6 +106,17 @@ def test_codes_are_their_one_hot_matrix(n, simplices, seed):
     assert matrix.inner(matrix[torch.arange(1)]).equal(x @ x[:1].T)
     assert matrix.squares().equal(x.square().sum(0))
     assert (matrix.sparse().toarray() == x.numpy()).all()
+
+
+def test_pieces_are_the_whole(monkeypatch):
+    errors = torch.randn(60, 3, dtype=torch.float64)
+    whole, _ = SETS["wide codes"]()
+    weight = torch.randn(whole.shape[1], 3, dtype=torch.float64)
+    expected = whole.times(weight), whole.transposed_times(errors)
+    monkeypatch.setattr(logistic, "PIECE", 60 * 7)  # seven simplices, ten samples
+    pieces, _ = SETS["wide codes"]()
+    torch.testing.assert_close((pieces.times(weight), pieces.transposed_times(errors)), expected)
+    assert len(pieces._rows) == 6
 
 
 @pytest.mark.parametrize("name", ["wide codes", "wide dense", "long dense"])
