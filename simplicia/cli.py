@@ -30,6 +30,7 @@ VERBS = {  # name: (module of simplicia.verbs, what it does)
         "try many settings: simplicia sweep shapes-byol-sem --grid sem.simplices=16,64,256",
     ),
     "bound": ("searching", "what Theorem 1 says, in theory or of a run: simplicia bound [RUN]"),
+    "report": ("reporting", "one HTML page of a run, or of several: simplicia report RUN [RUN …]"),
     "bench": ("timing", "how fast a step is: simplicia bench step cifar100-byol-sem"),
     "cost": ("costing", "parameters, FLOPs and memory of recipes: simplicia cost cifar100-byol-sem"),
     "recipes": ("listing", "the named recipes"),
