@@ -10,6 +10,7 @@ from simplicia.report.charts import Chart, Series
 Found = dict[str, Any]  # an analysis
 Runs = list[tuple[str, Found]]  # by the names that the page gives them
 
+DASHED = ("encoder", "sem", "embedder", "codes")  # in the figures of several runs; the first is solid
 TRAINING = {  # a figure of the log: title, what its axis says
     "loss": ("Loss", "loss"),
     "effective_rank": ("Effective rank of the encoder's features", "effective rank of a batch"),
@@ -40,7 +41,7 @@ def training(runs: Runs) -> list[Chart]:
         keys = [key for key in log if key.startswith("online_")]
         for j, key in enumerate(keys):
             words = key.removeprefix("online_").removesuffix("_accuracy").replace("_", " ")
-            series.append(Series(_join(runs, name, words), log["step"], log[key], *_look(runs, i, j)))
+            series.append(Series(_join(runs, name, words), log["step"], log[key], *_look(runs, i, j, words)))
     caption = "Online: the classifiers learn beside the method. They are not the offline probes below."
     charts.append(
         Chart("online", "Online accuracy", "step", "online test accuracy, %", series, caption, markers=True)
@@ -126,7 +127,12 @@ def coherence(runs: Runs) -> Chart:
         for j, curve in enumerate(curves):
             k = list(range(1, len(curve["coherence"]) + 1))
             series.append(
-                Series(_join(runs, name, curve["label"]), k, curve["coherence"], *_look(runs, i, j))
+                Series(
+                    _join(runs, name, curve["label"]),
+                    k,
+                    curve["coherence"],
+                    *_look(runs, i, j, curve["layer"]),
+                )
             )
     return Chart(
         "coherence",
@@ -145,7 +151,9 @@ def spectrum(runs: Runs) -> Chart:
         for j, layer in enumerate(found["spectrum"]["layers"]):
             values = [value if value and value > 0 else None for value in layer["values"]]
             index = [at + 1 for at in layer["index"]]
-            series.append(Series(_join(runs, name, layer["layer"]), index, values, *_look(runs, i, j)))
+            series.append(
+                Series(_join(runs, name, layer["layer"]), index, values, *_look(runs, i, j, layer["layer"]))
+            )
     return Chart(
         "spectrum",
         "Singular values of the covariance",
@@ -167,7 +175,7 @@ def retrieval(runs: Runs) -> list[Chart]:
             for j, layer in enumerate(r["layers"] if r else []):
                 if layer[by] is not None:
                     label = _join(runs, name, layer["layer"])
-                    series.append(Series(label, r["k"], layer[by], *_look(runs, i, j)))
+                    series.append(Series(label, r["k"], layer[by], *_look(runs, i, j, layer["layer"])))
                     lines[r["chance"][by]] = "chance"
         charts.append(
             Chart(
@@ -185,9 +193,11 @@ def retrieval(runs: Runs) -> list[Chart]:
     return charts
 
 
-def _look(runs: Runs, run: int, line: int) -> tuple[int, int]:
-    """Colour and dash: of one run each line has a colour; of several each run has."""
-    return (line, 0) if len(runs) == 1 else (run, line)
+def _look(runs: Runs, run: int, line: int, layer: str = "") -> tuple[int, int]:
+    """Colour and dash: of one run each line has a colour; of several each run has, and each layer a dash."""
+    if len(runs) == 1:
+        return line, 0
+    return run, DASHED.index(layer) if layer in DASHED else line
 
 
 def _join(runs: Runs, run: str, line: str) -> str:

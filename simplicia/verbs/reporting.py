@@ -50,8 +50,8 @@ def _analysis(path: Path, given: Namespace) -> tuple[dict[str, Any], Path]:
             return found, folder
     if not (path / "recipe.yaml").is_file():
         raise UserError(
-            f"{path} is neither a run (there is no recipe.yaml) nor an analysis (there is no analysis.json, or "
-            "one that cannot be read); give the folder that pretrain or analyze wrote"
+            f"{path} is neither a run (there is no recipe.yaml) nor an analysis (there is no analysis.json "
+            "that can be read); give the folder that pretrain or analyze wrote"
         )
     from simplicia.run import load
 

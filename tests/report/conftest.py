@@ -31,6 +31,7 @@ def runs(tmp_path_factory):
         epochs=1,
         batch_size=500,
         log_every=2,
+        image_size=16,
         options=OPTIONS,
         **{"sem.simplices": 12},
     )

@@ -1,0 +1,292 @@
+"""The page in a real browser: it reacts, asks for nothing, and takes names as text."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from simplicia.report.page import write
+
+pytestmark = pytest.mark.xdist_group("report")
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
+EVIL = "<script>alert(1)</script>"
+QUOTED = "\"quoted' & <b>"
+BREAKING = "</script><img src=x onerror=alert(1)>\u2028"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if BROWSER is None:
+        pytest.skip("no browser: install Chromium (apt-get install chromium) to test the page in it")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        found = driver.chromium.launch(executable_path=BROWSER, args=root)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a page; at the end nothing was asked of the network, and nothing was complained of."""
+    complaints, contexts = [], []
+
+    def opened(path, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(8000)
+        url = path.resolve().as_uri()
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "request",
+            lambda r: (
+                complaints.append(f"request: {r.url[:80]}") if not r.url.startswith((url, "data:")) else None
+            ),
+        )
+        page.goto(url)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def analysis(folder):
+    return json.loads((folder / "analysis/analysis.json").read_text())
+
+
+def still(page):
+    """Waits until the graph's layout has come to rest."""
+    page.wait_for_selector(".panel:not([hidden]) .graph[data-still]")
+    return page.locator(".panel:not([hidden]) .graph")
+
+
+def place(node):
+    box = node.locator("circle").bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def values(locator):
+    return [float(value) for value in locator.evaluate_all("all => all.map(e => e.dataset.value)")]
+
+
+def linked(found):
+    """A class of the graph shown first, its features, and the name of the class."""
+    graph = next(g for g in found["coherence"]["graphs"] if g["k"] == 5)
+    index = graph["edges"][0][0]
+    return index, {f for c, f, _ in graph["edges"] if c == index}, found["data"]["classes"][index]
+
+
+def test_the_graph_reacts_to_the_mouse(runs, visit):
+    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+    graph = still(page)
+    index, features, name = linked(found)
+    node = graph.locator(f'[data-kind=class][data-index="{index}"]')
+    graph.scroll_into_view_if_needed()
+    node.locator("circle").hover()
+    near = graph.locator(".feature.near").evaluate_all("all => all.map(e => Number(e.dataset.index))")
+    assert set(near) == features and node.get_attribute("class").split()[-1] == "near"
+    assert graph.locator(".lit").get_attribute("d").count("M") == len(features)
+    page.mouse.move(5, 5)
+    assert graph.locator(".near").count() == 0
+
+    x, y = place(node)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 60, y + 40, steps=3)
+    page.mouse.up()
+    moved = place(node)
+    assert abs(moved[0] - x - 60) < 3 and abs(moved[1] - y - 40) < 3
+    assert page.locator(".said").inner_text() == ""  # dragging is not choosing
+
+    node.locator("circle").click()
+    assert page.locator(".said").inner_text() == name
+    count = sum(any(c == index for c, _ in f["classes"]) for f in found["atlas"]["features"])
+    assert page.locator(".filter").inner_text().startswith(f"{count} of {len(found['atlas']['features'])} ")
+
+
+def test_layers_and_k_choose_the_graph_and_its_components_are_listed(runs, visit):
+    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+    for layer, k in (("encoder", 3), ("sem", 10)):
+        page.select_option(".layer", layer)
+        page.select_option(".k", str(k))
+        wanted = next(g for g in found["coherence"]["graphs"] if (g["layer"], g["k"]) == (layer, k))
+        nodes = {("class", c) for c, _, _ in wanted["edges"]} | {
+            ("feature", f) for _, f, _ in wanted["edges"]
+        }
+        assert still(page).locator(".node").count() == len(nodes)
+        listed = page.locator(".parts [data-class]").evaluate_all(
+            "all => all.map(e => Number(e.dataset.class))"
+        )
+        assert sorted(listed) == list(range(20))
+        assert page.locator(".parts h4").count() == len(wanted["components"]) + bool(wanted["isolated"])
+
+
+def test_search_finds_a_class_and_its_features_and_their_images(runs, visit):
+    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+    still(page)
+    rows = found["atlas"]["features"]
+    index = rows[0]["classes"][0][0]
+    name = found["data"]["classes"][index]
+    page.fill("input[type=search]", name[:4])
+    assert name in page.locator(".found li").all_inner_texts()
+    page.fill("input[type=search]", name)
+    page.keyboard.press("Enter")
+    assert page.locator(".said").inner_text() == name
+    assert page.evaluate("document.activeElement.classList.contains('graph')")
+
+    share = {f["feature"]: dict(map(tuple, f["classes"])).get(index, 0) / f["fired"] for f in rows}
+    shown = page.locator(".card").evaluate_all("all => all.map(e => Number(e.dataset.feature))")
+    assert shown and all(share[f] > 0 for f in shown)
+    assert [share[f] for f in shown] == sorted((share[f] for f in shown), reverse=True)
+
+    feature = next(f for f in rows if f["feature"] == shown[0])
+    card = page.locator(".card").first
+    assert values(card.locator(".score [data-value]")) == [feature["score"], feature["fired"]]
+    assert values(card.locator(".amount")) == [n for _, n in feature["classes"][:4]]
+    card.locator("button").click()
+    dialog = page.locator("dialog[open]")
+    assert f"simplex {feature['simplex']}, vertex {feature['vertex']}" in dialog.inner_text()
+    assert dialog.locator(".thumb").count() == len(feature["images"])
+    assert values(dialog.locator(".shown [data-value]")) == feature["probabilities"]
+    thumb = dialog.locator(".thumb").first
+    where = found["thumbnails"]["images"][str(feature["images"][0])]
+    style = thumb.evaluate(
+        "e => [getComputedStyle(e).backgroundPosition, getComputedStyle(e).backgroundImage.slice(0, 27)]"
+    )
+    scale = 128 / found["thumbnails"]["tile"]
+    assert style == [f"{-where['x'] * scale:g}px {-where['y'] * scale:g}px", 'url("data:image/jpeg;base64']
+    page.keyboard.press("Escape")
+    assert page.locator("dialog[open]").count() == 0
+
+    page.fill("input[type=search]", str(rows[5]["feature"]))
+    page.keyboard.press("Enter")
+    assert page.locator(".card").evaluate_all("all => all.map(e => Number(e.dataset.feature))") == [
+        rows[5]["feature"]
+    ]
+    page.click(".clear")
+    assert page.locator(".card").count() == 24
+    page.click(".more")
+    assert page.locator(".card").count() == min(48, len(rows))
+
+
+def test_everything_works_with_the_keyboard(runs, visit):
+    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+    graph = still(page)
+    graph.focus()
+    page.keyboard.press("ArrowRight")
+    first = page.locator(".said").inner_text()
+    page.keyboard.press("ArrowRight")
+    assert first and page.locator(".said").inner_text() != first
+    page.keyboard.press("Enter")
+    assert graph.locator(".chosen").count() == 1
+    page.keyboard.press("Escape")
+    assert graph.locator(".chosen, .near").count() == 0 and page.locator(".said").inner_text() == ""
+
+    page.locator(".card button").first.focus()
+    page.keyboard.press("Enter")
+    title = page.locator("#large-title")
+    before = title.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert title.inner_text() != before
+    page.keyboard.press("Escape")
+
+    chart = page.locator("[data-chart=training-loss]")
+    chart.locator("> svg").focus()
+    page.keyboard.press("End")
+    log = found["log"]["train"]
+    assert values(chart.locator(".readout [data-value]")) == [log["step"][-1], log["loss"][-1]]
+    page.keyboard.press("ArrowLeft")
+    assert values(chart.locator(".readout [data-value]")) == [log["step"][-2], log["loss"][-2]]
+    chart.locator("summary").press("Enter")
+    assert values(chart.locator(".numbers td [data-value]")) == log["loss"]
+
+    page.locator("#theme").focus()
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.keyboard.press("Enter")
+    dark = page.evaluate(background)
+    page.keyboard.press("Enter")
+    assert dark != light == page.evaluate(background)
+
+
+def test_charts_read_out_what_is_pointed_at(runs, visit):
+    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+    chart = page.locator("[data-chart=retrieval-by_class]")
+    chart.scroll_into_view_if_needed()
+    box = chart.locator("> svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.14, box["y"] + box["height"] / 2)
+    first = [layer["by_class"][0] for layer in found["retrieval"]["layers"]]
+    assert values(chart.locator(".readout [data-value]")) == [1, *first]
+
+
+def test_a_phone_in_the_dark_needs_no_sideways_scrolling(runs, visit):
+    page = visit(runs["sem"] / "report.html", viewport={"width": 390, "height": 800}, color_scheme="dark")
+    still(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    red, *_ = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert red < 64
+
+
+def test_reduced_motion_arranges_the_graph_without_moving_it(runs, visit):
+    page = visit(runs["sem"] / "report.html", reduced_motion="reduce")
+    graph = still(page)
+    first = graph.locator(".node").first
+    where = first.get_attribute("transform")
+    page.wait_for_timeout(100)
+    assert first.get_attribute("transform") == where
+
+
+def test_runs_without_sem_or_labels_and_side_by_side(runs, visit, tmp_path):
+    page = visit(runs["base"] / "report.html")
+    assert still(page).locator(".class").count() > 0 and page.locator(".card").count() == 0
+    page = visit(runs["unlabelled"] / "report.html")
+    assert page.locator(".card").count() == 24 and page.locator(".graph").count() == 0
+    assert page.locator(".examples .row").count() == 24
+    assert "<i>" in page.locator(".thumb").first.get_attribute("aria-label")
+
+    pair = [(analysis(runs[name]), runs[name] / "analysis") for name in ("sem", "base")]
+    page = visit(write(pair, tmp_path / "compare.html"))
+    still(page)
+    page.locator("[role=tab]").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".panel:not([hidden])").get_attribute("data-run") == "1"
+    assert still(page).locator(".class").count() > 0
+    assert page.locator("[data-chart=spectrum] .legend li").count() == 4
+
+
+def test_names_that_look_like_markup_do_no_harm(runs, visit, tmp_path):
+    folder = tmp_path / "evil"
+    shutil.copytree(runs["sem"] / "analysis", folder)
+    found = json.loads((folder / "analysis.json").read_text())
+    index, _, _ = linked(found)
+    found["data"]["classes"] = [EVIL, QUOTED, BREAKING, *found["data"]["classes"][3:]]
+    found["data"]["classes"][index] = EVIL
+    found["data"]["superclasses"][0] = BREAKING
+    found["run"]["name"] = found["run"]["folder"] = f"run {EVIL}"
+    found["run"]["recipe"]["data"] = QUOTED
+    found["notes"] = [EVIL, BREAKING]
+    found["results"] = {BREAKING: {"accuracy": 1.0, "protocol": EVIL, "layer": QUOTED}}
+    for curve in found["coherence"]["curves"]:
+        curve["label"] = EVIL
+    for image in found["thumbnails"]["images"].values():
+        image["file"] = BREAKING
+    page = visit(write([(found, folder)], tmp_path / "evil.html"))
+    graph = still(page)
+    assert page.locator("h1").inner_text() == f"run {EVIL}"
+    assert EVIL in page.locator("#warnings").inner_text()
+    node = graph.locator(f'[data-kind=class][data-index="{index}"]')
+    assert node.locator(".name").text_content() == EVIL
+    page.fill("input[type=search]", EVIL)
+    page.keyboard.press("Enter")
+    assert page.locator(".said").inner_text() == EVIL and EVIL in page.locator(".filter").inner_text()
+    page.click(".clear")
+    page.locator(".card button").first.click()
+    assert page.locator("dialog .thumb").first.get_attribute("aria-label").count(BREAKING) == 1
+    assert page.locator("main script, main img, dialog script, dialog img").count() == 0

@@ -1,0 +1,245 @@
+"""The page as text: its numbers are the analysis's, nothing in it can act, strangers' folders are safe."""
+
+import json
+import math
+import re
+import shutil
+import tomllib
+from fnmatch import fnmatch
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import simplicia.report
+from simplicia.cli import main
+from simplicia.report.charts import Scale
+from simplicia.report.page import embedded, page
+
+pytestmark = pytest.mark.xdist_group("report")
+
+
+class Tables(HTMLParser):
+    """{table's id: [(row's heading, [exact values, None where a cell has none])]}"""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.row, self.inside = {}, None, None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs, self.inside = dict(attrs), None
+        if tag == "table":
+            self.rows = self.tables.setdefault(attrs["id"], [])
+        if tag == "th" and attrs.get("scope") == "row":
+            self.row, self.inside = ["", []], "heading"
+            self.rows.append(self.row)
+        if tag == "td":
+            self.row[1].append(float(attrs["data-value"]) if "data-value" in attrs else None)
+
+    def handle_data(self, data):
+        if self.inside == "heading":
+            self.row[0] += data
+
+    def handle_endtag(self, tag):
+        self.inside = None
+
+    def __getitem__(self, name):
+        return dict(self.tables[f"table-{name}"])
+
+
+def analysis(folder):
+    return json.loads((folder / "analysis/analysis.json").read_text())
+
+
+def data_of(text):
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', text)[1])
+
+
+def test_tables_hold_the_exact_numbers(runs):
+    found, tables = analysis(runs["sem"]), Tables((runs["sem"] / "report.html").read_text())
+    results = found["results"]
+    offline = tables["offline"]
+    assert offline["offline linear probe, sem, shapes"] == [results["probe-sem"]["accuracy"]]
+    assert offline["offline linear probe, encoder, shapes"] == [results["probe-encoder"]["accuracy"]]
+    knn = next(values for words, values in offline.items() if "kNN" in words)
+    assert knn == [results["knn-codes"]["accuracy"]] and len(offline) == 3
+    assert tables["online-last"] == {"online, encoder": [8 + 1 / 3], "online, knn": [14.0]}
+    expected = {
+        f"{row['temperature']:g}": [row["accuracy"]] for row in results["probe-sem"]["per_temperature"]
+    }
+    assert len(expected) == 3 and tables["temperatures"] == expected
+    assert tables["ranks"] == {r["layer"]: [r["effective_rank"]] for r in found["spectrum"]["layers"]}
+    classifiers = {f"offline, {c['label']}": [c["test_accuracy"]] for c in found["coherence"]["curves"]}
+    assert tables["classifiers"] == classifiers
+    assert tables["inside"]["dead vertices"] == [found["atlas"]["dead_vertices"]]
+    assert tables["cost"]["training"] == [found["run"]["seconds"]]
+    assert tables["settings"]["steps"] == [found["run"]["step"]]
+
+
+def test_charts_hold_the_exact_numbers(runs):
+    found, shown = analysis(runs["sem"]), data_of((runs["sem"] / "report.html").read_text())
+    charts = {name: {s["name"]: s for s in c["series"]} for name, c in shown["charts"].items()}
+    (loss,) = charts["training-loss"].values()
+    assert (loss["x"], loss["y"]) == (found["log"]["train"]["step"], found["log"]["train"]["loss"])
+    for curve in found["coherence"]["curves"]:
+        assert charts["coherence"][curve["label"]]["y"] == curve["coherence"]
+    for curve in found["entropy"]["curves"]:
+        line = next(
+            s
+            for name, s in charts["entropy"].items()
+            if f"{curve['temperature']:g}" in name.split(",")[0].split()
+        )
+        assert [share * curve["count"] for share in line["y"]] == pytest.approx(
+            [n for n in curve["counts"] if n]
+        )
+    for layer in found["retrieval"]["layers"]:
+        line = charts["retrieval-by_class"][layer["layer"]]
+        assert (line["x"], line["y"]) == (found["retrieval"]["k"], layer["by_class"])
+    assert shown["runs"][0]["atlas"]["features"] == found["atlas"]["features"]
+    assert shown["runs"][0]["graphs"] == found["coherence"]["graphs"]
+
+
+def test_two_runs_have_a_column_and_a_line_each(runs):
+    folders = [runs["sem"] / "analysis", runs["base"] / "analysis"]
+    text = page([(analysis(folder.parent), folder) for folder in folders])
+    tables, charts = Tables(text), data_of(text)["charts"]
+    sem, base = (analysis(folder.parent) for folder in folders)
+    assert tables["settings"]["steps"] == [sem["run"]["step"], base["run"]["step"]]
+    assert tables["offline"]["offline linear probe, sem, shapes"] == [
+        sem["results"]["probe-sem"]["accuracy"],
+        None,
+    ]
+    ranks = tables["ranks"]
+    assert None not in ranks["encoder"] and ranks["sem"][1] is None
+    names = {line["name"] for line in charts["spectrum"]["series"]}
+    assert {"shapes-byol-sem, encoder", "shapes-byol, encoder", "shapes-byol-sem, sem"} <= names
+    assert text.count('role="tab"') == 2
+
+
+def test_runs_of_one_name_are_told_apart(runs):
+    folder = runs["sem"] / "analysis"
+    found = analysis(runs["sem"])
+    twin = {**found, "run": {**found["run"], "folder": "other"}}
+    text = page([(found, folder), (twin, folder)])
+    assert "shapes-byol-sem (sem)" in text and "shapes-byol-sem (other)" in text
+    assert "2. shapes-byol-sem (sem)" in page([(found, folder), (found, folder)])
+
+
+def test_what_does_not_apply_is_absent_and_said(runs):
+    base = (runs["base"] / "report.html").read_text()
+    assert 'id="entropy"' not in base and 'class="atlas"' not in base and "Without SEM" in base
+    assert 'class="graph"' in base and "unfinished: step 1 of 9" in base
+    unlabelled = (runs["unlabelled"] / "report.html").read_text()
+    assert 'id="coherence"' not in unlabelled and 'class="graph"' not in unlabelled
+    assert 'class="atlas"' in unlabelled and "have no labels" in unlabelled
+
+
+def test_nothing_leads_outside_and_nothing_of_the_data_is_markup(runs):
+    text = (runs["unlabelled"] / "report.html").read_text()
+    assert "&lt;b&gt;a test of warnings" in text and "<b>a test" not in text
+    assert "<i>" not in text and "\\u003ci\\u003e" in text  # the files' names
+    for target in re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]*)""", text):
+        assert target.startswith(("#", "data:")), target
+    assert "default-src 'none'" in text.replace("&#39;", "'")
+
+
+words = st.text(max_size=12) | st.sampled_from(["</script>", "<!--", "&lt;", "\u2028"])
+nested = st.recursive(words | st.integers(), lambda x: st.lists(x) | st.dictionaries(words, x), max_leaves=5)
+
+
+@given(nested)
+def test_embedded_json_is_the_data_and_cannot_end_its_element(data):
+    text = embedded(data)
+    assert json.loads(text) == data
+    assert not set(text) & set("<>&\u2028\u2029")
+
+
+def test_a_page_from_the_analysis_alone(runs, tmp_path, capsys):
+    shutil.copytree(runs["sem"] / "analysis", tmp_path / "brought")
+    assert main(["report", str(tmp_path / "brought")]) == 0
+    assert (tmp_path / "brought/report.html").read_text() == (runs["sem"] / "report.html").read_text()
+    assert main(["report", str(tmp_path / "brought"), "--images", "10"]) == 2
+    assert "need the run" in capsys.readouterr().err
+
+
+def test_an_analysis_is_kept_while_it_fits_and_results_are_read_anew(runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs["base"], run)
+    before = analysis(run)
+    result = {"protocol": "offline linear probe", "layer": "encoder", "dataset": "shapes", "accuracy": 12.345}
+    (run / "results").mkdir()
+    (run / "results/probe-encoder.json").write_text(json.dumps(result))
+    assert main(["report", str(run), "--device", "cpu", "--out", str(tmp_path / "a.html")]) == 0
+    assert Tables((tmp_path / "a.html").read_text())["offline"] == {
+        "offline linear probe, encoder, shapes": [12.345]
+    }
+    assert analysis(run)["provenance"] == before["provenance"] and analysis(run)["data"]["images"] == 300
+    assert main(["report", str(run), "--device", "cpu", "--images", "100"]) == 0
+    assert analysis(run)["data"]["images"] == 100 and Tables((run / "report.html").read_text())["settings"][
+        "looked at"
+    ] == [100]
+
+
+@pytest.mark.parametrize("name", ["../secret.jpg", "thumbnails-7.jpg", "thumbnails-8.jpg"])
+def test_a_strangers_analysis_gets_no_file_but_its_pictures(runs, tmp_path, name):
+    secret = b"\xff\xd8\xff a secret"
+    (tmp_path / "secret.jpg").write_bytes(secret)
+    folder = tmp_path / "brought"
+    shutil.copytree(runs["sem"] / "analysis", folder)
+    (folder / "thumbnails-7.jpg").symlink_to(tmp_path / "secret.jpg")
+    (folder / "thumbnails-8.jpg").write_bytes(b"<svg onload=alert(1)>")
+    found = json.loads((folder / "analysis.json").read_text())
+    found["thumbnails"]["sheets"][0]["file"] = name
+    text = page([(found, folder)])
+    assert "/9j/" not in text and "a sheet of images is missing" in text
+    assert "base64," not in text
+
+
+def test_mistakes_are_one_line(runs, tmp_path, capsys):
+    def told(*words):
+        assert main(["report", *map(str, words)]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    assert "neither a run" in told(tmp_path)
+    assert "neither a run" in told(tmp_path / "nowhere")
+    found = analysis(runs["sem"])
+    del found["spectrum"]
+    (tmp_path / "analysis.json").write_text(json.dumps(found))
+    assert "is not whole" in told(tmp_path) and "spectrum" in told(tmp_path)
+    assert "not the path of a file" in told(runs["sem"], "--out", tmp_path)
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in told(runs["sem"] / "analysis", "--out", tmp_path / "file/page.html")
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.booleans())
+def test_a_scale_keeps_order_and_bounds(values, log):
+    scale = Scale(values, 64, 458, log)
+    places = [scale(value) for value in sorted(values)]
+    assert places == sorted(places)
+    assert all(64 <= place <= 458 for place in places)
+    assert all(63.9 <= tick["at"] <= 458.1 for tick in scale.ticks())
+
+
+def test_places_on_a_scale():
+    scale = Scale([0.01, 1.0], 0, 200, log=True)
+    assert [scale(v) for v in (0.01, 0.1, 1.0)] == [0, 100, 200]
+    assert [tick["words"] for tick in scale.ticks()] == ["0.01", "0.1", "1"]
+    scale = Scale([0.0, 0.1, 1.0], 0, 200, log=True)  # 0 a decade below the smallest
+    assert [scale(v) for v in (0.0, 0.1, 1.0)] == [0, 100, 200]
+    assert [tick["words"] for tick in scale.ticks()] == ["0", "0.1", "1"]
+    scale = Scale([0.0, math.log(13)], 0, 100, log=False)
+    assert scale(math.log(13) / 2) == 50
+    assert [tick["words"] for tick in scale.ticks()] == ["0", "1", "2"]
+
+
+def test_what_the_page_needs_is_packaged():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["simplicia"]
+    folder = Path(simplicia.report.__file__).parent
+    needed = [f"report/{path.name}" for path in folder.iterdir() if path.suffix not in (".py", "")]
+    assert len(needed) == 3
+    assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in needed)
