@@ -149,10 +149,11 @@ function graph(panel, run, choose, say) {
   const sizes = panel.querySelector(".k");
   const narrow = svg.clientWidth > 0 && svg.clientWidth < 560;
   const [width, height] = narrow ? [520, 640] : [900, 640];
-  const ITERATIONS = 300;
-  let nodes = [], edges = [], heat = 0, running = false, fit = null, moved = false, pointed = null, chosen = null, dragged = null;
+  let nodes = [], edges = [], heat = 0, rounds = 0, running = false, fit = null, moved = false, pointed = null, chosen = null, dragged = null, near = [];
   const lines = draw("path", { class: "edges" });
   const lit = draw("path", { class: "lit" });
+  const veil = draw("rect", { class: "veil", width, height });
+  const front = draw("g", { class: "front" }); // what stands out is drawn again, in front of a veil over all else
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.style.aspectRatio = `${width} / ${height}`;
 
@@ -177,18 +178,20 @@ function graph(panel, run, choose, say) {
       n.y = Math.sqrt(i + 1) * 24 * Math.sin(turn);
       n.mark = mark(n);
     });
-    svg.replaceChildren(lines, lit, ...nodes.filter((n) => n.kind === "feature").map((n) => n.mark),
-      ...nodes.filter((n) => n.kind === "class").map((n) => n.mark));
+    nodes.sort((a, b) => (a.kind < b.kind) - (a.kind > b.kind)); // classes are drawn over features
+    svg.replaceChildren(lines, ...nodes.map((n) => n.mark), veil, front);
     pointed = null;
     moved = false;
+    near = [];
+    svg.classList.toggle("dense", nodes.length > 250);
     listComponents(found);
-    heat = ITERATIONS;
+    heat = rounds = Math.max(60, Math.min(300, Math.round(8e7 / nodes.length ** 2))); // seconds at the most
     start();
     light();
   }
 
-  function mark(n) {
-    const group = draw("g", { class: `node ${n.kind}`, "data-kind": n.kind, "data-index": n.index });
+  function shape(n) {
+    const group = draw("g", { class: n.kind });
     const name = n.kind === "class" ? run.classes[n.index] : `feature ${n.index}`;
     group.append(draw("circle", { r: n.kind === "class" ? 9 : 4.5 }));
     if (n.kind === "class" && run.superclass) {
@@ -196,6 +199,12 @@ function graph(panel, run, choose, say) {
       group.append(draw("text", { class: "badge", dy: "0.35em" }, String(run.superclass[n.index] + 1)));
     } else group.classList.add("plain");
     group.append(draw("text", { class: "name", y: n.kind === "class" ? -13 : -8 }, name));
+    return group;
+  }
+  function mark(n) {
+    const group = shape(n);
+    group.classList.add("node");
+    Object.assign(group.dataset, { kind: n.kind, index: n.index });
     group.addEventListener("pointerenter", () => dragged || point(n));
     group.addEventListener("pointerleave", () => dragged || point(null));
     group.addEventListener("pointerdown", (event) => {
@@ -230,7 +239,7 @@ function graph(panel, run, choose, say) {
     if (running || !nodes.length) return;
     running = true;
     const frame = () => {
-      const until = performance.now() + (CALM.matches ? 1000 : 9);
+      const until = performance.now() + (CALM.matches ? 1000 : 10);
       while (heat > 0 && performance.now() < until) round();
       paint();
       running = heat > 0;
@@ -241,7 +250,7 @@ function graph(panel, run, choose, say) {
     requestAnimationFrame(frame);
   }
   function round() {
-    const ideal = 46, step = moved ? 3 : Math.max(1, (40 * heat) / ITERATIONS);
+    const ideal = 46, ease = Math.max(1, edges.length / nodes.length), step = moved ? 3 : Math.max(1, (40 * heat) / rounds);
     for (const n of nodes) (n.fx = -n.x * 0.35), (n.fy = -n.y * 0.5); // towards the middle, so that parts stay near
     for (let i = 0; i < nodes.length; i++) {
       const a = nodes[i];
@@ -251,7 +260,7 @@ function graph(panel, run, choose, say) {
       }
     }
     for (const [a, b] of edges) {
-      const x = a.x - b.x, y = a.y - b.y, pull = Math.hypot(x, y) / ideal;
+      const x = a.x - b.x, y = a.y - b.y, pull = Math.hypot(x, y) / ideal / ease;
       (a.fx -= x * pull), (a.fy -= y * pull), (b.fx += x * pull), (b.fy += y * pull);
     }
     for (const n of nodes) {
@@ -273,6 +282,13 @@ function graph(panel, run, choose, say) {
       n.py = n.y * fit.down + fit.dy;
       n.mark.setAttribute("transform", `translate(${n.px.toFixed(1)} ${n.py.toFixed(1)})`);
     }
+    const taken = [];
+    for (const n of nodes.filter((n) => n.kind === "class")) { // a name that would hide another is left to the pointer
+      const half = 3.3 * (run.classes[n.index].length + 1);
+      const crowded = taken.some(([x, y, other]) => Math.abs(x - n.px) < half + other && Math.abs(y - n.py) < 13);
+      n.mark.classList.toggle("crowded", crowded);
+      if (!crowded) taken.push([n.px, n.py, half]);
+    }
     lines.setAttribute("d", path(edges));
     light();
   }
@@ -281,12 +297,23 @@ function graph(panel, run, choose, say) {
   // What is pointed at and its neighbours stand out; else what is chosen.
   function light() {
     const focus = pointed ?? nodes.find((n) => n.kind === chosen?.kind && n.index === chosen.index) ?? null;
-    svg.classList.toggle("pointing", focus !== null);
-    for (const n of nodes) {
-      n.mark.classList.toggle("near", focus !== null && (n === focus || focus.near.has(n)));
+    for (const n of near) n.mark.classList.remove("near", "chosen");
+    // of a class its features, and the classes that share them
+    const spokes = focus?.px === undefined ? [] : focus.kind === "class" ? [...focus.near] : [focus];
+    near = [...new Set([...spokes, ...spokes.flatMap((feature) => [...feature.near])])];
+    svg.classList.toggle("pointing", near.length > 0);
+    front.replaceChildren();
+    if (!near.length) return;
+    lit.setAttribute("d", path(spokes.flatMap((feature) => [...feature.near].map((other) => [feature, other]))));
+    front.append(lit);
+    for (const n of near) {
+      const copy = shape(n);
+      copy.setAttribute("transform", n.mark.getAttribute("transform"));
+      copy.classList.toggle("strong", n === focus);
+      front.append(copy);
+      n.mark.classList.add("near");
       n.mark.classList.toggle("chosen", n.kind === chosen?.kind && n.index === chosen.index);
     }
-    lit.setAttribute("d", focus?.px === undefined ? "" : path(edges.filter((edge) => edge.includes(focus))));
   }
   function point(n) {
     pointed = n;
@@ -319,10 +346,10 @@ function graph(panel, run, choose, say) {
   svg.addEventListener("blur", () => point(null));
 
   function listComponents(found) {
-    const names = (indices) => indices.flatMap((i, at) => {
+    const names = (indices) => indices.map((i) => {
       const button = link(run.classes[i], () => choose({ kind: "class", index: i }));
       button.dataset.class = i;
-      return at ? [", ", button] : [button];
+      return button;
     });
     const list = panel.querySelector(".parts");
     list.replaceChildren();
@@ -373,7 +400,7 @@ function atlas(panel, run, choose) {
   const share = (feature, index) => (feature.classes.find(([c]) => c === index)?.[1] ?? 0) / Math.max(1, feature.fired);
   const facts = (feature) =>
     make("span", { class: "score" }, `feature ${feature.feature} · ${by} `, exact(feature.score),
-      " · fires on ", exact(feature.fired, String(feature.fired)), ` of ${images} images`);
+      " · fires on ", exact(feature.fired, String(feature.fired)), ` of ${images.toLocaleString("en")} images`);
   function card(feature, at) {
     const button = make("button", { type: "button" }, make("h4", {}, nameOf(run, feature.feature)), facts(feature));
     button.append(make("div", { class: "strip" }, ...feature.images.map((i) => thumb(run, i, 50))));

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from simplicia.errors import UserError
 from simplicia.report import figures, tables
@@ -88,9 +89,9 @@ def _page(analyses: list[tuple[Found, Path]]) -> str:
         policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "base-uri 'none'; form-action 'none'",
         # our own files; and JSON in which nothing can end its element
-        style=jinja2.utils.markupsafe.Markup(_text("style.css")),
-        script=jinja2.utils.markupsafe.Markup(script),
-        data=jinja2.utils.markupsafe.Markup(embedded(data)),
+        style=Markup(_text("style.css")),
+        script=Markup(script),
+        data=Markup(embedded(data)),
     )
 
 

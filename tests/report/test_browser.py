@@ -87,12 +87,15 @@ def test_the_graph_reacts_to_the_mouse(runs, visit):
     page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
     graph = still(page)
     index, features, name = linked(found)
+    first = next(g for g in found["coherence"]["graphs"] if g["k"] == 5)
+    edges = [(c, f) for c, f, _ in first["edges"]]
     node = graph.locator(f'[data-kind=class][data-index="{index}"]')
     graph.scroll_into_view_if_needed()
     node.locator("circle").hover()
-    near = graph.locator(".feature.near").evaluate_all("all => all.map(e => Number(e.dataset.index))")
-    assert set(near) == features and node.get_attribute("class").split()[-1] == "near"
-    assert graph.locator(".lit").get_attribute("d").count("M") == len(features)
+    indices = "all => all.map(e => Number(e.dataset.index))"
+    assert set(graph.locator(".feature.near").evaluate_all(indices)) == features
+    assert set(graph.locator(".class.near").evaluate_all(indices)) == {c for c, f in edges if f in features}
+    assert graph.locator(".lit").get_attribute("d").count("M") == sum(f in features for _, f in edges)
     page.mouse.move(5, 5)
     assert graph.locator(".near").count() == 0
 
