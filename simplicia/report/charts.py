@@ -108,7 +108,7 @@ def layout(chart: Chart) -> dict[str, Any]:
             "name": s.name,
         }
         line["path"] = _outline(s, across, up) if histogram else _path(places)
-        line["dots"] = places if chart.markers or len(places) == 1 else []
+        line["dots"] = places if (chart.markers and len(places) <= 40) or len(places) == 1 else []
         line["bars"] = [
             (place[0], up(y - s.error[i]), up(y + s.error[i]))
             for place, (_, y, i) in zip(places, kept, strict=True)

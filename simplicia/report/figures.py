@@ -140,7 +140,7 @@ def coherence(runs: Runs) -> Chart:
         "K, the largest weights of each class",
         "coherence",
         series,
-        "Of the classes that share a feature, how many are of one superclass: 1 is all.",
+        "The share of a class's neighbours in the graph that are of its superclass, averaged over classes.",
         y_range=(0.0, 1.0),
     )
 

@@ -13,7 +13,7 @@ const make = (tag, attributes = {}, ...children) => element(document.createEleme
 const draw = (tag, attributes = {}, ...children) =>
   element(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 const short = (value) => String(Number(value.toPrecision(4)));
-const exact = (value, words = short(value)) => make("span", { "data-value": value }, words);
+const exact = (value, words = short) => (value === null ? "–" : make("span", { "data-value": value }, words(value)));
 
 // Theme: as the system has it, until the button is pressed.
 document.getElementById("theme").addEventListener("click", () => {
@@ -33,6 +33,7 @@ function chart(figure) {
   let at = -1;
 
   function show(index) {
+    if (!places.length) return;
     at = Math.max(0, Math.min(places.length - 1, index));
     const px = places[at];
     cursor.replaceChildren(draw("path", { d: `M${px},${top}V${bottom}` }));
@@ -284,7 +285,7 @@ function graph(panel, run, choose, say) {
     }
     const taken = [];
     for (const n of nodes.filter((n) => n.kind === "class")) { // a name that would hide another is left to the pointer
-      const half = 3.3 * (run.classes[n.index].length + 1);
+      const half = (narrow ? 4.2 : 3.3) * (run.classes[n.index].length + 1);
       const crowded = taken.some(([x, y, other]) => Math.abs(x - n.px) < half + other && Math.abs(y - n.py) < 13);
       n.mark.classList.toggle("crowded", crowded);
       if (!crowded) taken.push([n.px, n.py, half]);
@@ -330,7 +331,7 @@ function graph(panel, run, choose, say) {
     if (!way || !nodes.length) return;
     event.preventDefault();
     const from = pointed ?? nodes.find((n) => n.kind === chosen?.kind && n.index === chosen.index);
-    point(from ? towards(from, way) : nodes[0]);
+    point(from ? towards(from, way) : nodes.find((n) => n.kind === "class"));
     const name = (n) => (n.kind === "class" ? run.classes[n.index] : `feature ${n.index}`);
     say(`${name(pointed)}: ${[...pointed.near].map(name).join(", ")}`);
   });
@@ -400,7 +401,7 @@ function atlas(panel, run, choose) {
   const share = (feature, index) => (feature.classes.find(([c]) => c === index)?.[1] ?? 0) / Math.max(1, feature.fired);
   const facts = (feature) =>
     make("span", { class: "score" }, `feature ${feature.feature} · ${by} `, exact(feature.score),
-      " · fires on ", exact(feature.fired, String(feature.fired)), ` of ${images.toLocaleString("en")} images`);
+      " · fires on ", exact(feature.fired, (n) => n.toLocaleString("en")), ` of ${images.toLocaleString("en")} images`);
   function card(feature, at) {
     const button = make("button", { type: "button" }, make("h4", {}, nameOf(run, feature.feature)), facts(feature));
     button.append(make("div", { class: "strip" }, ...feature.images.map((i) => thumb(run, i, 50))));
@@ -539,7 +540,7 @@ function examples(panel, run) {
   for (const [query, rows] of queries) {
     const wanted = labelOf(run, query);
     const shown = (index, words, same, extra = "") => {
-      const caption = make("span", { class: same ? "same" : "" }, words);
+      const caption = make("span", { class: same ? "same" : "" }, ...words);
       const picture = make("span", { class: `shown ${extra}` }, thumb(run, index, size), caption);
       picture.style.width = `${size}px`;
       return picture;
@@ -547,11 +548,9 @@ function examples(panel, run) {
     const lines = rows.map((row) => {
       const near = row.neighbours.map((index, i) => {
         const same = wanted !== null && labelOf(run, index) === wanted;
-        const picture = shown(index, (same ? "✓ " : "") + row.similarity[i].toFixed(2), same);
-        picture.dataset.value = row.similarity[i];
-        return picture;
+        return shown(index, [same ? "✓ " : "", exact(row.similarity[i], (s) => s.toFixed(2))], same);
       });
-      const first = shown(query, wanted === null ? "query" : run.classes[wanted], false, "query");
+      const first = shown(query, [wanted === null ? "query" : run.classes[wanted]], false, "query");
       return make("div", { class: "row" }, make("span", {}, `by ${row.layer}`), make("div", { class: "images" }, first, ...near));
     });
     box.append(make("div", { class: "example" }, ...lines));

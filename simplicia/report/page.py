@@ -42,7 +42,14 @@ def page(analyses: list[tuple[Found, Path]]) -> str:
     """The page as text."""
     try:
         return _page(analyses)
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        ArithmeticError,
+        jinja2.TemplateError,
+    ) as error:
         folders = ", ".join(str(folder) for _, folder in analyses)
         raise UserError(
             f"the analysis of {folders} is not whole ({type(error).__name__}: {error}); "

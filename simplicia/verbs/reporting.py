@@ -56,7 +56,7 @@ def _analysis(path: Path, given: Namespace) -> tuple[dict[str, Any], Path]:
     from simplicia.run import load
 
     before = bundle.read(path / "analysis")
-    asked: dict[str, Any] = before["asked"] if before else {}
+    asked: dict[str, Any] = before["asked"] if before and isinstance(before.get("asked"), dict) else {}
     return bundle.analyze(
         load(path, given.device),
         given.data or asked.get("data"),

@@ -208,6 +208,7 @@ def test_everything_works_with_the_keyboard(runs, visit):
     page.keyboard.press("ArrowLeft")
     assert values(chart.locator(".readout [data-value]")) == [log["step"][-2], log["loss"][-2]]
     chart.locator("summary").press("Enter")
+    chart.locator(".numbers table").wait_for()
     assert values(chart.locator(".numbers td [data-value]")) == log["loss"]
 
     page.locator("#theme").focus()
@@ -237,6 +238,22 @@ def test_a_phone_in_the_dark_needs_no_sideways_scrolling(runs, visit):
     assert red < 64
 
 
+def test_on_paper_it_is_light_and_leaves_out_what_only_reacts(runs, visit):
+    page = visit(runs["sem"] / "report.html", color_scheme="dark")
+    page.click("#theme")
+    page.click("#theme")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.body).color.match(/\\d+/g).every((c) => c < 64)")
+    assert not any(
+        page.locator(s).first.is_visible() for s in ("nav", "#theme", ".search", ".more", ".readout")
+    )
+    assert (
+        page.locator("[data-chart=training-loss] > svg").is_visible()
+        and page.locator(".card").first.is_visible()
+    )
+
+
 def test_reduced_motion_arranges_the_graph_without_moving_it(runs, visit):
     page = visit(runs["sem"] / "report.html", reduced_motion="reduce")
     graph = still(page)
@@ -252,6 +269,9 @@ def test_runs_without_sem_or_labels_and_side_by_side(runs, visit, tmp_path):
     page = visit(runs["unlabelled"] / "report.html")
     assert page.locator(".card").count() == 24 and page.locator(".graph").count() == 0
     assert page.locator(".examples .row").count() == 24
+    examples = analysis(runs["unlabelled"])["retrieval"]["examples"]
+    similarity = [value for row in examples for value in row["similarity"]]
+    assert values(page.locator(".examples [data-value]")) == similarity
     assert "<i>" in page.locator(".thumb").first.get_attribute("aria-label")
 
     pair = [(analysis(runs[name]), runs[name] / "analysis") for name in ("sem", "base")]

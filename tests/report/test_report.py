@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import simplicia.report
 from simplicia.cli import main
+from simplicia.errors import UserError
 from simplicia.report.charts import Scale
 from simplicia.report.page import embedded, page
 
@@ -196,6 +197,32 @@ def test_a_strangers_analysis_gets_no_file_but_its_pictures(runs, tmp_path, name
     text = page([(found, folder)])
     assert "/9j/" not in text and "a sheet of images is missing" in text
     assert "base64," not in text
+
+
+def _places(value, path=()):
+    """Where something can be missing or of another kind, to a depth of four."""
+    if len(path) < 4 and isinstance(value, dict | list):
+        for key in list(value)[:12] if isinstance(value, dict) else range(min(1, len(value))):
+            yield (*path, key)
+            yield from _places(value[key], (*path, key))
+
+
+@given(st.data())
+def test_a_damaged_analysis_gives_a_page_or_a_sentence(runs, data):
+    found = analysis(runs["sem"])
+    *above, last = data.draw(st.sampled_from(list(_places(found))))
+    within = found
+    for key in above:
+        within = within[key]
+    wrong = data.draw(st.sampled_from(["missing", None, "<script>", [], {}, -1, float("nan"), 10**400]))
+    if wrong == "missing" and isinstance(within, dict):
+        del within[last]
+    else:
+        within[last] = wrong
+    try:
+        assert page([(found, runs["sem"] / "analysis")]).count("<script>") == 1  # its own
+    except UserError as error:
+        assert "is not whole" in str(error)
 
 
 def test_mistakes_are_one_line(runs, tmp_path, capsys):
