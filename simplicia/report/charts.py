@@ -36,7 +36,7 @@ class Chart:
     caption: str = ""
     x_log: bool = False
     y_log: bool = False
-    y_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None  # the axis reaches at least so far
     x_lines: list[tuple[float, str]] = field(default_factory=list)  # references: value, label
     y_lines: list[tuple[float, str]] = field(default_factory=list)
     markers: bool = False

@@ -37,16 +37,23 @@ def training(runs: Runs) -> list[Chart]:
         charts.append(chart)
     series = []
     for i, (name, found) in enumerate(runs):
-        log = found["log"]["online"]
-        keys = [key for key in log if key.startswith("online_")]
-        for j, key in enumerate(keys):
-            words = key.removeprefix("online_").removesuffix("_accuracy").replace("_", " ")
-            series.append(Series(_join(runs, name, words), log["step"], log[key], *_look(runs, i, j, words)))
+        for j, (words, steps, values) in enumerate(online_curves(found)):
+            series.append(Series(join(runs, name, words), steps, values, *_look(runs, i, j, words)))
     caption = "Online: the classifiers learn beside the method. They are not the offline probes below."
     charts.append(
         Chart("online", "Online accuracy", "step", "online test accuracy, %", series, caption, markers=True)
     )
     return charts
+
+
+def online_curves(found: Found) -> list[tuple[str, list[int], list[float | None]]]:
+    """What was measured online: its name, the steps, and the accuracies."""
+    log = found["log"]["online"]
+    return [
+        (key.removeprefix("online_").removesuffix("_accuracy").replace("_", " "), log["step"], values)
+        for key, values in log.items()
+        if key.startswith("online_")
+    ]
 
 
 def temperature(runs: Runs) -> Chart:
@@ -58,7 +65,7 @@ def temperature(runs: Runs) -> Chart:
             errors = [row["standard_error"] for row in rows if _number(row.get("standard_error"))]
             series.append(
                 Series(
-                    _join(runs, name, file),
+                    join(runs, name, file),
                     [row["temperature"] for row in rows],
                     [row["accuracy"] for row in rows],
                     *_look(runs, i, j),
@@ -102,7 +109,7 @@ def entropy(runs: Runs) -> Chart:
         curves = e["curves"] if len(runs) == 1 else [c for c in e["curves"] if c["own"]]
         for j, curve in enumerate(curves):
             own = ", the run's own" if curve["own"] and len(runs) == 1 else ""
-            label = _join(runs, name, f"temperature {curve['temperature']:g}{own}")
+            label = join(runs, name, f"temperature {curve['temperature']:g}{own}")
             shares = [count / curve["count"] if count else None for count in curve["counts"]]
             series.append(Series(label, e["edges"], shares, *_look(runs, i, j)))
     caption = "0: one-hot; ln 2: two vertices share it; ln V: uniform over its V vertices."
@@ -128,7 +135,7 @@ def coherence(runs: Runs) -> Chart:
             k = list(range(1, len(curve["coherence"]) + 1))
             series.append(
                 Series(
-                    _join(runs, name, curve["label"]),
+                    join(runs, name, curve["label"]),
                     k,
                     curve["coherence"],
                     *_look(runs, i, j, curve["layer"]),
@@ -152,7 +159,7 @@ def spectrum(runs: Runs) -> Chart:
             values = [value if value and value > 0 else None for value in layer["values"]]
             index = [at + 1 for at in layer["index"]]
             series.append(
-                Series(_join(runs, name, layer["layer"]), index, values, *_look(runs, i, j, layer["layer"]))
+                Series(join(runs, name, layer["layer"]), index, values, *_look(runs, i, j, layer["layer"]))
             )
     return Chart(
         "spectrum",
@@ -174,7 +181,7 @@ def retrieval(runs: Runs) -> list[Chart]:
             r = found["retrieval"]
             for j, layer in enumerate(r["layers"] if r else []):
                 if layer[by] is not None:
-                    label = _join(runs, name, layer["layer"])
+                    label = join(runs, name, layer["layer"])
                     series.append(Series(label, r["k"], layer[by], *_look(runs, i, j, layer["layer"])))
                     lines[r["chance"][by]] = "chance"
         charts.append(
@@ -187,7 +194,7 @@ def retrieval(runs: Runs) -> list[Chart]:
                 x_log=True,
                 markers=True,
                 y_lines=list(lines.items()),
-                y_range=(0.0, 0.0),
+                y_range=(0.0, 0.0),  # from 0 up
             )
         )
     return charts
@@ -200,7 +207,8 @@ def _look(runs: Runs, run: int, line: int, layer: str = "") -> tuple[int, int]:
     return run, DASHED.index(layer) if layer in DASHED else line
 
 
-def _join(runs: Runs, run: str, line: str) -> str:
+def join(runs: Runs, run: str, line: str) -> str:
+    """What a line is called: with its run, where there are several."""
     return line if len(runs) == 1 else f"{run}, {line}"
 
 

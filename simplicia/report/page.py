@@ -72,7 +72,7 @@ def _page(analyses: list[tuple[Found, Path]]) -> str:
         "charts": {c["chart"].id: c["points"] for part in charts.values() for c in part},
         "runs": [_explored(name, found) for name, found in runs],
     }
-    script = _text("page.js")
+    script = _text("graph.js") + _text("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -83,7 +83,7 @@ def _page(analyses: list[tuple[Found, Path]]) -> str:
         warnings=_warnings(runs) + lost,
         charts=charts,
         settings=tables.settings(runs),
-        accuracies=tables.accuracies(runs),
+        accuracies=[t for t in (tables.offline(runs), tables.online(runs)) if t.rows],
         temperatures=tables.temperatures(runs),
         classifiers=tables.coherence(runs),
         inside=tables.inside(runs),

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from simplicia.report.figures import Found, Runs, per_temperature
+from simplicia.report.figures import Found, Runs, join, online_curves, per_temperature
 from simplicia.train.log import duration
 
 LONGEST = 20_000  # characters of a stored result that are shown
@@ -58,56 +58,49 @@ def settings(runs: Runs) -> Table:
     return Table("settings", "What was run", [name for name, _ in runs], rows)
 
 
-def accuracies(runs: Runs) -> list[Table]:
-    """Offline results, then the last of the online ones; a row for each result file or online figure."""
+def offline(runs: Runs) -> Table:
+    """Accuracies measured after training: a row for each result file."""
     files = dict.fromkeys(
         file
         for _, found in runs
         for file, result in found["results"].items()
-        if isinstance(result, dict) and result.get("accuracy") is not None
+        if isinstance(result, dict) and result.get("accuracy") is not None and not result.get("online")
     )
-    rows = []
+    rows: list[tuple[str, list[Cell]]] = []
     for file in files:
-        cells, words = [], file
-        for _, found in runs:
-            result = found["results"].get(file)
-            if not isinstance(result, dict):
-                cells.append(Cell())
-                continue
-            cells.append(_accuracy(result))
-            parts = [result.get("protocol"), result.get("layer"), result.get("dataset")]
-            if result.get("network") not in (None, "online"):
-                parts.append(f"{result['network']} network")
-            words = ", ".join(str(part) for part in parts if part) or file
-        rows.append((words if words.startswith("offline") else f"offline, {words}", cells))
-    tables = []
-    names = [name for name, _ in runs]
-    if rows:
-        tables.append(Table("offline", "Offline accuracy, %", names, rows))
-    keys = dict.fromkeys(key for _, found in runs for key in found["log"]["online"] if key != "step")
-    rows = []
-    for key in keys:
-        cells = []
-        for _, found in runs:
-            log = found["log"]["online"]
-            last = [
-                (v, s) for v, s in zip(log.get(key, ()), log.get("step", ()), strict=False) if v is not None
-            ]
-            cells.append(number(last[-1][0], "{:.1f}", note=f"step {last[-1][1]:,}") if last else Cell())
-        words = key.removeprefix("online_").removesuffix("_accuracy").replace("_", " ")
-        if key.startswith("online_"):
-            rows.append((f"online, {words}", cells))
-    if rows:
-        tables.append(Table("online-last", "Online accuracy at the end of the log, %", names, rows))
-    return tables
+        results = [found["results"].get(file) for _, found in runs]
+        some = next(result for result in results if isinstance(result, dict))
+        parts = [some.get("protocol"), some.get("layer"), some.get("dataset")]
+        if some.get("network") not in (None, "online"):
+            parts.append(f"{some['network']} network")
+        words = ", ".join(str(part) for part in parts if part) or file
+        words = words if words.startswith("offline") else f"offline, {words}"
+        cells = [_accuracy(result) if isinstance(result, dict) else Cell() for result in results]
+        rows.append((words if words not in dict(rows) else f"{words} ({file})", cells))
+    return Table("offline", "Offline accuracy, %", [name for name, _ in runs], rows)
+
+
+def online(runs: Runs) -> Table:
+    """The last accuracies of the log: a row for each online classifier."""
+    rows: dict[str, list[Cell]] = {}
+    for i, (_, found) in enumerate(runs):
+        for words, steps, values in online_curves(found):
+            last = [(v, step) for v, step in zip(values, steps, strict=True) if v is not None][-1:]
+            cells = rows.setdefault(f"online, {words}", [Cell() for _ in runs])
+            for value, step in last:
+                cells[i] = number(value, "{:.1f}", note=f"step {step:,}")
+    return Table(
+        "online-last",
+        "Online accuracy at the end of the log, %",
+        [name for name, _ in runs],
+        list(rows.items()),
+    )
 
 
 def temperatures(runs: Runs) -> Table:
     """Accuracy of offline probes: a row for each temperature, a column for each result."""
     columns = {
-        (name if len(runs) > 1 else "") + (", " if len(runs) > 1 else "") + file: rows
-        for name, found in runs
-        for file, rows in per_temperature(found).items()
+        join(runs, name, file): rows for name, found in runs for file, rows in per_temperature(found).items()
     }
     by = [{row["temperature"]: row for row in rows} for rows in columns.values()]
     rows = [

@@ -129,6 +129,13 @@ def test_layers_and_k_choose_the_graph_and_its_components_are_listed(runs, visit
         )
         assert sorted(listed) == list(range(20))
         assert page.locator(".parts h4").count() == len(wanted["components"]) + bool(wanted["isolated"])
+    # a feature of the encoder is not the simplices' feature of the same number
+    page.select_option(".layer", "encoder")
+    node = still(page).locator(".node.feature").first
+    node.dispatch_event("pointerdown", {"pointerId": 1})
+    node.dispatch_event("pointerup", {"pointerId": 1})
+    assert page.locator(".said").inner_text().startswith("feature ") and page.locator(".card").count() == 0
+    assert "not one of the simplices" in page.locator(".filter").inner_text()
 
 
 def test_search_finds_a_class_and_its_features_and_their_images(runs, visit):

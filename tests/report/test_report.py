@@ -268,5 +268,5 @@ def test_what_the_page_needs_is_packaged():
     patterns = project["tool"]["setuptools"]["package-data"]["simplicia"]
     folder = Path(simplicia.report.__file__).parent
     needed = [f"report/{path.name}" for path in folder.iterdir() if path.suffix not in (".py", "")]
-    assert len(needed) == 3
+    assert len(needed) == 4
     assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in needed)
