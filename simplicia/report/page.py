@@ -31,7 +31,7 @@ def write(analyses: list[tuple[Found, Path]], out: str | Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.writing")
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(text.encode("utf-8", "replace"))  # names of files need not be UTF-8
         temporary.replace(target)
     except OSError as error:
         raise UserError(f"the page cannot be written to {target}: {error.strerror}") from error

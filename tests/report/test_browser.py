@@ -301,7 +301,7 @@ def test_names_that_look_like_markup_do_no_harm(runs, visit, tmp_path):
     found["data"]["superclasses"][0] = BREAKING
     found["run"]["name"] = found["run"]["folder"] = f"run {EVIL}"
     found["run"]["recipe"]["data"] = QUOTED
-    found["notes"] = [EVIL, BREAKING]
+    found["notes"] = [EVIL, BREAKING, "a file called \udcff"]
     found["results"] = {BREAKING: {"accuracy": 1.0, "protocol": EVIL, "layer": QUOTED}}
     for curve in found["coherence"]["curves"]:
         curve["label"] = EVIL
