@@ -48,6 +48,13 @@ def test_the_performance_pages_numbers_are_the_stored_ones():
         speed = f"{row['ms_per_step']:.2f} | {row['images_per_s']:,.0f}"
         numbers = f"{speed} | {row['peak_gib']:.2f} | {row['startup_s']:.0f}"
         assert f"| {row['recipe']} | {bits} bits | {numbers} |" in page
+    for row in json.loads((ROOT / "results/bench/step-second.json").read_text()):
+        name = f"| {row['recipe']} | {row['changes'].get('sem.blocks', 1)}"
+        speed = f"{row['ms_per_step']:.2f} | {row['images_per_s']:,.0f}"
+        assert f"{name} | {speed} | {row['peak_gib']:.2f} | {row['startup_s']:.0f} |" in page
+        kinds = "convolutions", "normalisation", "matrix products", "update", "elementwise"
+        spent = " | ".join(f"{row['ms_of'][kind]:.2f}" for kind in kinds)
+        assert f"{name} | {spent} |" in page
     for row in json.loads((ROOT / "results/bench/step-first.json").read_text()):
         numbers = f"{row['ms_per_step']:.2f} | {row['peak_gib']:.2f}"
         assert f"| {row['recipe']} | {row['engine']} | {numbers} |" in page
@@ -57,7 +64,11 @@ def test_the_readmes_cifar_numbers_are_the_stored_ones():
     import json
 
     page = (ROOT / "README.md").read_text()
-    for name, label in (("byol-100", "BYOL"), ("byol-sem-100", "BYOL + SEM")):
+    for name, label in (
+        ("byol-100", "BYOL"),
+        ("byol-sem-100", "BYOL + SEM"),
+        ("byol-sem-100-second", "BYOL + SEM, again"),
+    ):
         found = json.loads((ROOT / f"results/cifar100/{name}.json").read_text())
         by_layer = {(r["protocol"], r["layer"]): r for r in found["results"]}
         for layer in ("encoder", "sem"):

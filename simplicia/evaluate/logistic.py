@@ -27,6 +27,7 @@ from simplicia.errors import UserError, unknown
 SOLVERS = ("auto", "rotate", "direct", "sklearn")
 ROTATE = 8192  # samples or features, whichever are fewer, up to which eigenvectors are affordable
 TOLERANCE = 1e-7  # what may be left to gain, relative to the loss
+CHOOSING = 1e-4  # the same while regularisers are compared: held-out accuracies are settled long before
 STEPS, MOST_STEPS = 10, 5000  # of L-BFGS: between two looks at what is left to gain, and in all
 BLOCK = 2**26  # numbers in a block of one-hot codes, made and thrown away
 PIECE = 2**27  # codes gathered in one go: 32-bit offsets must be able to count them
@@ -171,8 +172,12 @@ def validated(
     if solver == "rotate":  # held-out samples are turned as well, and once
         turned = Rotated(matrix)
         matrix, held = turned.train, turned.turn(held)
-    solving = _sklearn if solver == "sklearn" else solve
-    for found in solving(matrix, labels, classes, regularisers):
+    fits = (
+        _sklearn(matrix, labels, classes, regularisers)
+        if solver == "sklearn"
+        else solve(matrix, labels, classes, regularisers, CHOOSING)
+    )
+    for found in fits:
         guesses = (held.times(found.weight) + found.bias).argmax(1)
         yield (guesses == held_labels).double().mean().item(), found.converged
 
@@ -231,12 +236,18 @@ class Rotated:
         return found._replace(weight=weight, bias=found.bias - self.mean @ weight)
 
 
-def solve(matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float]) -> Iterator[Fit]:
+def solve(
+    matrix: Matrix,
+    labels: Tensor,
+    classes: int,
+    regularisers: Sequence[float],
+    tolerance: float = TOLERANCE,
+) -> Iterator[Fit]:
     """Fits by L-BFGS with a strong Wolfe line search, each started from the one before.
 
     Features are centred, which only moves b, and scaled by the curvature where the last fit ended. The
     objective is `regulariser`-convex in W, so |gradient|^2 / (2 regulariser) bounds what is left to gain; a
-    fit has converged when that (and its like for b) is below `TOLERANCE` of the loss, or when nothing more is
+    fit has converged when that (and its like for b) is below `tolerance` of the loss, or when nothing more is
     gained and the curvature says the same.
     """
     n, device = len(matrix), matrix.device
@@ -297,7 +308,7 @@ def solve(matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[f
             gap = gradient.square().sum() / (2 * regulariser) + total.square().sum() / (n * curvature)
             if not loss < before:
                 gap = (torch.cat([gradient, total[None]]) * scale).square().sum()
-            converged = bool(gap <= TOLERANCE * loss)
+            converged = bool(gap <= tolerance * loss)
             if converged or not loss < before:
                 break
             before = loss.item()
