@@ -14,8 +14,10 @@ from simplicia.errors import UserError
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one line, and the nearest option for one that does not exist."""
 
-    def __init__(self, verb: str, **kwargs: Any):
-        super().__init__(prog=f"simplicia {verb}", allow_abbrev=False, **kwargs)
+    def __init__(self, words: str, **kwargs: Any):
+        """``words``: the verb and what it takes, such as "encode RUN IMAGES"."""
+        prog, usage = f"simplicia {words.split()[0]}", f"simplicia {words} [--option …]"
+        super().__init__(prog=prog, usage=usage, allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -138,7 +139,10 @@ def test_a_killed_sweep_goes_on_and_is_the_sweep_that_was_not_killed(folder, qui
     out = tmp_path / "sweep"
     search = ["--search", "optim.lr=0.01..1:log", "sem.temperature=0.1..10:log", "--no-prune"]
     words = [*search, "--trials", "12", "--epochs=6", "--checkpoint-minutes=0.0001", "--log-every=1"]
-    process = subprocess.Popen(command(folder, out, *words), stderr=subprocess.PIPE)
+    alone = os.environ | {
+        "OMP_NUM_THREADS": str(torch.get_num_threads())
+    }  # sums in the same order everywhere
+    process = subprocess.Popen(command(folder, out, *words), stderr=subprocess.PIPE, env=alone)
     deadline = time.monotonic() + 300
     while checkpoint.latest(out / "trial-0002/checkpoint") is None:
         assert process.poll() is None and time.monotonic() < deadline
@@ -156,6 +160,7 @@ def test_a_killed_sweep_goes_on_and_is_the_sweep_that_was_not_killed(folder, qui
         capture_output=True,
         text=True,
         timeout=600,
+        env=alone,
     )
     assert finished.returncode == 0, finished.stderr
     assert "best: trial" in finished.stdout and "next, on all training images" in finished.stdout

@@ -59,7 +59,7 @@ def with_settings(
     """What a verb that trains was given: its own options, changes of the recipe, and options' settings."""
     from simplicia import methods
 
-    first = Parser("", add_help=False)
+    first = Parser("pretrain", add_help=False)
     first.add_argument("--method", default=recipe.method)
     method = first.parse_known_args(arguments)[0].method
     setters = add_settings(parser, recipe, skip=("name", "options"))

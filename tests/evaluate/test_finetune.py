@@ -107,7 +107,7 @@ def test_mistakes_are_one_line_and_status_two(small_run, plain_run, colours, dra
     def told(*words, run=small_run):
         return fails("finetune", run, "--data", colours, *words)
 
-    assert "trained without SEM" in told("--layer", "sem", run=plain_run)
+    assert "its bottleneck is 'none'" in told("--layer", "sem", run=plain_run)
     assert "layer 'codes' cannot be fine-tuned" in told("--layer", "codes")
     assert "lrs is (-1.0,)" in told("--lrs", -1)
     assert "steps is 0" in told("--steps", 0)

@@ -113,7 +113,7 @@ def test_mistakes_are_one_line_and_status_two(
     def told(*words, run=small_run):
         return fails("transfer", run, *words)
 
-    assert "trained without SEM" in told("--data", colours, "--layer", "codes", run=plain_run)
+    assert "its bottleneck is 'none'" in told("--data", colours, "--layer", "codes", run=plain_run)
     assert "did you mean 'codes'" in told("--data", colours, "--layer", "code")
     assert "there is no folder 'no/such'" in told("--data", "no/such")
     assert "flowers-102' below --data-dir" in told("--data", "flowers102")

@@ -275,8 +275,8 @@ def test_runs_without_sem_or_labels_and_side_by_side(runs, visit, tmp_path):
     assert still(page).locator(".class").count() > 0 and page.locator(".card").count() == 0
     page = visit(runs["unlabelled"] / "report.html")
     assert page.locator(".card").count() == 24 and page.locator(".graph").count() == 0
-    assert page.locator(".examples .row").count() == 24
     examples = analysis(runs["unlabelled"])["retrieval"]["examples"]
+    assert page.locator(".examples .row").count() == len(examples) > 2
     similarity = [value for row in examples for value in row["similarity"]]
     assert values(page.locator(".examples [data-value]")) == similarity
     assert "<i>" in page.locator(".thumb").first.get_attribute("aria-label")

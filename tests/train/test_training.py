@@ -340,7 +340,7 @@ def test_a_run_without_sem_says_which_layers_it_has(folder, tmp_path):
     run = simplicia.pretrain("simclr", out=tmp_path / "run", **settings(folder, "simclr", epochs=1))
     images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
     assert run.encode(images).shape == (2, 128)
-    with pytest.raises(UserError, match="trained without SEM"):
+    with pytest.raises(UserError, match="its bottleneck is 'none'"):
         run.encode(images, "codes")
     with pytest.raises(UserError, match="no target network"):
         run.network("target")
