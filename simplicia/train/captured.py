@@ -46,7 +46,9 @@ class CapturedStep(Step):
     def __call__(self, step: int) -> Output:
         self.static_indices.copy_(self.prepare(step))
         if self.method.phase not in self.graphs:
-            self.graphs = {self.method.phase: self._capture()}
+            self.graphs.clear()  # before the next takes memory
+            self.graphs[self.method.phase] = self._capture()
+            self.prepare(step)  # warming up drew random numbers: from the step's seed again
         graph, output = self.graphs[self.method.phase]
         graph.replay()
         return output
@@ -195,7 +197,13 @@ class _CopiedConv2d(_Copied, nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        if self.in_channels <= 4 and self.kernel_size == (3, 3) and self.stride == (1, 1):
+        plain = self.stride == self.dilation == (1, 1) and self.groups == 1 and self.padding_mode == "zeros"
+        if (
+            plain
+            and self.in_channels <= 4
+            and self.kernel_size == (3, 3)
+            and self.padding in ((1, 1), (2, 2))
+        ):
             return self._as_product(x)
         return self._conv_forward(x, self.copy, self.bias)
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from simplicia.errors import UserError
+
 CHUNK = 16384  # of one tensor, what a program takes at a time
 BLOCK = 2048  # of a chunk, what is in flight at once
 
@@ -52,11 +54,12 @@ class FusedUpdate:
         self.ratio = torch.ones(len(slots), device=device)
         self.pointers = torch.zeros(7, len(slots), dtype=torch.int64, device=device)
         self.half_grad = torch.zeros(len(slots), dtype=torch.int32, device=device)
-        # sixteen bytes at a time need sizes (and addresses, which the allocator gives) that allow it
+        # sixteen bytes at a time, eight numbers of 16 bits, need sizes (and addresses, which the allocator
+        # gives) that allow it
         self.options = {
             "CHUNK": CHUNK,
             "BLOCK": BLOCK,
-            "ALIGNED": bool((sizes % 16 == 0).all()),
+            "ALIGNED": bool((sizes % 8 == 0).all()),
             "num_warps": 4,
         }
         self.half_velocity = slots[0].velocity.dtype == torch.bfloat16
@@ -70,7 +73,10 @@ class FusedUpdate:
         rows, half = [], []
         for slot in self.slots:
             grad = slot.source.grad
-            assert grad is not None and grad.stride() == slot.weight.stride(), "a gradient lies otherwise"
+            if grad is None:
+                shape = tuple(slot.weight.shape)
+                raise UserError(f"a weight of shape {shape} gets no gradient, which --engine eager allows")
+            assert grad.stride() == slot.weight.stride(), "a gradient lies otherwise"
             copy = slot.source if slot.source.dtype == torch.bfloat16 else None
             rate = self.one if slot.rate is None else slot.rate
             tensors = slot.weight, grad, slot.velocity, slot.target, copy, slot.target_copy, rate
@@ -117,16 +123,17 @@ def _span(chunk, owner, place, size, CHUNK: tl.constexpr, ALIGNED: tl.constexpr)
     start = tl.load(place + chunk).to(tl.int64) * CHUNK
     end = tl.minimum(tl.load(size + slot), start + CHUNK)
     if ALIGNED:
-        end = tl.multiple_of(end, 16)
+        end = tl.multiple_of(end, 8)
     return slot, start, end
 
 
 @triton.jit
 def _at(address, kind: tl.constexpr, ALIGNED: tl.constexpr):
     """A pointer to the tensor at an address."""
+    pointer = address.to(tl.pointer_type(kind))
     if ALIGNED:
-        address = tl.multiple_of(address, 16)
-    return address.to(tl.pointer_type(kind))
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
 
 
 @triton.jit
@@ -134,7 +141,7 @@ def _end(address, start, end, ALIGNED: tl.constexpr):
     """Where a chunk ends in a tensor that may not be there."""
     end = tl.where(address != 0, end, start)
     if ALIGNED:
-        end = tl.multiple_of(end, 16)
+        end = tl.multiple_of(end, 8)
     return end
 
 

@@ -46,6 +46,7 @@ def _row_of(table, index, view, columns, inside, VIEWS, C: tl.constexpr):
 def _settle_view(
     s, q, view, weight, bias, mean, variance, statistics, ROWS, eps, momentum, columns, inside, VIEWS, C
 ):
+    """A view's row of the statistics; returns the running mean and variance moved on."""
     m = s / ROWS
     v = tl.maximum(q / ROWS - m * m, 0.0)
     rstd = 1 / tl.sqrt(v + eps)
@@ -56,11 +57,8 @@ def _settle_view(
     tl.store(at + VIEWS * C, shift, mask=inside)
     tl.store(at + 2 * VIEWS * C, m, mask=inside)
     tl.store(at + 3 * VIEWS * C, rstd, mask=inside)
-    running = tl.load(mean + columns, mask=inside, other=0.0)
-    tl.store(mean + columns, running + momentum * (m - running), mask=inside)
     unbiased = v * (ROWS / tl.maximum(ROWS - 1, 1))
-    running = tl.load(variance + columns, mask=inside, other=0.0)
-    tl.store(variance + columns, running + momentum * (unbiased - running), mask=inside)
+    return mean + momentum * (m - mean), variance + momentum * (unbiased - variance)
 
 
 @triton.jit
@@ -121,27 +119,17 @@ def settle(
     B: tl.constexpr,
 ):
     columns, inside = _columns(tl.program_id(0), C, B)
+    now = tl.load(mean + columns, mask=inside, other=0.0)
+    spread = tl.load(variance + columns, mask=inside, other=0.0)
     sums = _totals(partial, PARTS, 0, columns, inside, VIEWS, C, P)  # both loads first: they wait together
     squares = _totals(partial, PARTS, 1, columns, inside, VIEWS, C, P)
     for view in tl.static_range(VIEWS):
         s, q = _of_view(sums, view, VIEWS), _of_view(squares, view, VIEWS)
-        _settle_view(
-            s,
-            q,
-            view,
-            weight,
-            bias,
-            mean,
-            variance,
-            statistics,
-            ROWS,
-            eps,
-            momentum,
-            columns,
-            inside,
-            VIEWS,
-            C,
+        now, spread = _settle_view(
+            s, q, view, weight, bias, now, spread, statistics, ROWS, eps, momentum, columns, inside, VIEWS, C
         )
+    tl.store(mean + columns, now, mask=inside)
+    tl.store(variance + columns, spread, mask=inside)
     _count(batches, VIEWS)
 
 
@@ -163,6 +151,8 @@ def column_statistics(
     B: tl.constexpr,
 ):
     columns, inside = _columns(tl.program_id(0), C, B)
+    now = tl.load(mean + columns, mask=inside, other=0.0)
+    spread = tl.load(variance + columns, mask=inside, other=0.0)
     for view in tl.static_range(VIEWS):
         s = tl.zeros([R, B], tl.float32)
         q = tl.zeros([R, B], tl.float32)
@@ -172,23 +162,11 @@ def column_statistics(
             s += value
             q += value * value
         s, q = tl.sum(s, 0), tl.sum(q, 0)
-        _settle_view(
-            s,
-            q,
-            view,
-            weight,
-            bias,
-            mean,
-            variance,
-            statistics,
-            ROWS,
-            eps,
-            momentum,
-            columns,
-            inside,
-            VIEWS,
-            C,
+        now, spread = _settle_view(
+            s, q, view, weight, bias, now, spread, statistics, ROWS, eps, momentum, columns, inside, VIEWS, C
         )
+    tl.store(mean + columns, now, mask=inside)
+    tl.store(variance + columns, spread, mask=inside)
     _count(batches, VIEWS)
 
 

@@ -11,6 +11,7 @@ from simplicia import bottlenecks, encoders, methods
 from simplicia.data.datasets import ImageSet
 from simplicia.data.views import normalise
 from simplicia.layers import normalise_by_view
+from simplicia.methods.base import Network
 from simplicia.train import devices, recipes
 from simplicia.train.captured import CapturedStep, _CopiedConv2d
 from simplicia.train.fit import fit
@@ -125,6 +126,57 @@ def test_captured_losses_are_the_eager_ones(name, bottleneck):
     for i, (a, b) in enumerate(zip(*losses, strict=True)):
         assert abs(a - b) < 0.03 * abs(a) + 0.01, (i, losses)
     assert losses[0][0] != losses[0][-1]
+
+
+@gpu
+@pytest.mark.parametrize("name", ["byol", "moco", "vicreg"])
+def test_captured_updates_are_the_eager_ones(name):
+    """Every weight, target, momentum and running statistic, by how far it moved in five steps."""
+    moved = []
+    for engine in ("eager", "captured"):
+        changes = {"options": EXTRA.get(name, {}), "sem.simplices": 200, "optim.warmup_epochs": 0}
+        made = training(f"cifar100-{name}-sem", engine, **changes, **{"optim.lr": 0.02})
+        before = {k: v.detach().double().cpu() for k, v in made.step.tensors().items()}
+        for i in range(5):
+            made.step(i)
+        moved.append({k: v.detach().double().cpu() - before[k] for k, v in made.step.tensors().items()})
+    for key, eager in moved[0].items():
+        if "queue" not in key:
+            most = 0.2 * eager.norm() + 1e-4 * eager.numel() ** 0.5
+            assert (eager - moved[1][key]).norm() <= most, key
+
+
+@gpu
+def test_simplices_at_the_papers_size_are_those_of_float64():
+    from simplicia.train.norm import fuse
+
+    torch.manual_seed(0)
+    sem = bottlenecks.create("sem", 65_000, simplices=5000, vertices=13, embedder="identity").cuda()
+    torch.nn.init.normal_(sem.norm.weight, 1, 0.2)
+    exact = copy.deepcopy(sem).double()
+    network = Network(torch.nn.Identity(), sem, torch.nn.Identity())
+    fuse(network)
+    x = torch.randn(512, 65_000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    z = x.detach().double().requires_grad_()
+    grad = torch.randn_like(x)
+    ours = network(x).projection
+    theirs = torch.cat([exact(view) for view in z.chunk(2)]) - 1 / 13
+    ours.backward(grad)
+    theirs.backward(grad.double())
+    pairs = [(ours, theirs), (x.grad, z.grad), (sem.norm.weight.grad, exact.norm.weight.grad)]
+    pairs += [(sem.norm.bias.grad, exact.norm.bias.grad), (sem.norm.running_var, exact.norm.running_var)]
+    for a, b in pairs:
+        assert (a.double() - b).norm() <= 5e-3 * b.norm()
+
+
+@gpu
+def test_a_step_draws_the_same_views_as_the_first_and_as_a_replay():
+    def features(steps):
+        made = training("cifar100-simclr", "captured", fixed_views=False)
+        made.recipe.optim.lr = made.recipe.optim.warmup_lr = 0.0
+        return [made.step(i).features[0].clone() for i in steps][-1]
+
+    torch.testing.assert_close(features([3]), features([1, 2, 3]), rtol=0.02, atol=0.02)
 
 
 @gpu
