@@ -112,7 +112,9 @@ class _FusedNetwork(Network):
         features = self.features(images)
         sem: Any = self.bottleneck
         centred = sem.centred(features, temperature)
-        embedding = (centred.float() + self.offset).half()  # for who looks on: 11 bits near 1/V
+        # for who looks on: as many bytes, but 11 bits near 1/V
+        kind = torch.float16 if centred.dtype == torch.bfloat16 else centred.dtype
+        embedding = (centred.float() + self.offset).to(kind)
         return Branch(features, embedding, self.projector(centred))
 
 
