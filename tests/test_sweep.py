@@ -17,7 +17,7 @@ import simplicia
 from simplicia import cli
 from simplicia.data import datasets
 from simplicia.errors import UserError
-from simplicia.sweep import sweep
+from simplicia.sweep import outcome, sweep
 from simplicia.sweep.plan import Range, read_grid, read_search
 from simplicia.train import checkpoint, place, recipes
 
@@ -194,6 +194,46 @@ def test_a_trial_that_cannot_be_trained_does_not_end_the_sweep(quick, tmp_path):
     assert "7" in found["trials"][1]["reason"]
     with pytest.raises(UserError, match="no trial"):
         sweep("byol-sem", grid={"sem.blocks": "7,5"}, out=tmp_path / "none", **quick)
+
+
+def test_a_trial_too_large_for_the_gpu_fails_once(quick, tmp_path, monkeypatch):
+    """There is no GPU here to fill: the second trial's training says it is full."""
+    from simplicia.sweep import study
+
+    begun, train = [], study.pretrain
+
+    def pretrain(recipe, **options):
+        begun.append(recipe.sem.simplices)
+        if recipe.sem.simplices == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return train(recipe, **options)
+
+    monkeypatch.setattr(study, "pretrain", pretrain)
+    found = sweep("byol-sem", grid={"sem.simplices": "2,4"}, out=tmp_path / "sweep", device="cpu", **quick)
+    assert [row["state"] for row in found["trials"]] == ["complete", "failed"]
+    assert found["trials"][1]["reason"] == "CUDA out of memory."
+    assert sweep("byol-sem", out=tmp_path / "sweep", resume=True, quiet=True)["trials"] == found["trials"]
+    assert begun == [2, 4]
+
+
+def test_rows_without_simplices_have_their_point_and_no_temperature(tmp_path):
+    """A quantiser has one accuracy where SEM has one for each temperature; the figure takes either first."""
+    sem = [{"temperature": t, "accuracy": a} for t, a in ((0.0, 50.0), (0.1, 60.0))]
+    cells = {"sem": sem, "vq": [{"temperature": None, "accuracy": 40.0}]}
+    for names in (["sem", "vq"], ["none", "sem"]):
+        rows = [
+            {
+                "settings": {"bottleneck": name},
+                "validation_accuracy": 55.0,
+                "standard_error": 1.0,
+                "per_temperature": cells.get(name, cells["vq"]),
+            }
+            for name in names
+        ]
+        plan = {"search": {}, "recipe": {"name": "a recipe"}}
+        path = tmp_path / f"{names[0]}.svg"
+        outcome.draw({"trials": rows, "settings": ["bottleneck"], "plan": plan}, path)
+        assert path.read_text().count("downstream temperature") == 2
 
 
 def test_a_recipe_alone_is_a_sweep_over_the_downstream_temperature(quick, tmp_path):

@@ -101,11 +101,12 @@ def _lines(axis: Any, rows: list[dict[str, Any]], name: str) -> None:
     """One line for the temperature chosen at each point, a faint one for each temperature."""
     rows = sorted(rows, key=lambda row: _order(row["settings"][name]))
     positions = _axis(axis, [row["settings"][name] for row in rows], name)
-    for i, cell in enumerate(rows[0]["per_temperature"] if len(rows[0]["per_temperature"]) > 1 else []):
-        heights = [row["per_temperature"][i]["accuracy"] for row in rows]
-        axis.plot(
-            positions, heights, ".-", alpha=0.4, label=f"downstream temperature {cell['temperature']:g}"
-        )
+    # a row without simplices has one accuracy, of no temperature
+    found = [{cell["temperature"]: cell["accuracy"] for cell in row["per_temperature"]} for row in rows]
+    temperatures = sorted({t for cells in found for t in cells if t is not None})
+    for t in temperatures if len(temperatures) > 1 else []:
+        points = [(x, cells[t]) for x, cells in zip(positions, found, strict=True) if t in cells]
+        axis.plot(*zip(*points, strict=True), ".-", alpha=0.4, label=f"downstream temperature {t:g}")
     heights = [row["validation_accuracy"] for row in rows]
     errors = [row["standard_error"] for row in rows]
     axis.errorbar(positions, heights, yerr=errors, fmt="o-", color="black", capsize=3, label="chosen")

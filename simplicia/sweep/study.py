@@ -20,6 +20,7 @@ from simplicia.provenance import versions
 from simplicia.sweep import outcome
 from simplicia.sweep.plan import Plan, Range, from_stored, read_grid, read_search
 from simplicia.train import checkpoint, place, recipes
+from simplicia.train.devices import choose
 from simplicia.train.log import Progress
 from simplicia.train.loop import pretrain
 from simplicia.train.recipe import Recipe, read_yaml
@@ -105,7 +106,7 @@ def _go(
     median = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=plan.recipe.epochs // 3)
     study.pruner = median if plan.prune else optuna.pruners.NopPruner()
     say = Progress("", 1, 0, quiet).say
-    facts = {"train_images": images[0], "validation_images": images[1], **versions(torch.device("cpu"))}
+    facts = {"train_images": images[0], "validation_images": images[1], **versions(choose(device))}
 
     def write() -> dict[str, Any]:
         found = outcome.summary(study, plan) | facts
@@ -135,13 +136,14 @@ def _go(
         except optuna.TrialPruned as pruned:
             study.tell(trial, state=TrialState.PRUNED)
             say(f"trial {trial.number + 1} of {count}: {pruned}")
-        except (Diverged, UserError) as error:
+        except (Diverged, UserError, torch.OutOfMemoryError) as error:
             trial.set_user_attr("reason", str(error))
             study.tell(trial, state=TrialState.FAIL)
             say(f"trial {trial.number + 1} of {count}: failed: {error}")
         except Interrupted as stop:
             again = f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
             raise Interrupted(f"stopped in {path.name}; go on with: {again}", stop.signal) from stop
+        torch.cuda.empty_cache()  # a trial too large for the GPU leaves the next one all of it
         write()
     found = write()
     if found["best"] is None:
