@@ -44,6 +44,8 @@ def tradeoff(
     sem = run.network(network).bottleneck
     if not isinstance(sem, SimplicialEmbedding):
         raise UserError(f"{run.path} was trained without SEM; the theorem's terms are those of simplices")
+    if sem.vertices < 2:
+        raise UserError(f"{run.path} has simplices of 1 vertex; the theorem's margin needs at least 2")
     if not temperatures or any(not 0 < t < math.inf for t in temperatures):
         raise UserError(f"temperatures are {list(temperatures)}; each must be above 0")
     generator = torch.Generator().manual_seed(seed)
@@ -55,6 +57,10 @@ def tradeoff(
     margins = {"least": gaps[0].item(), "percentile_1": gaps[len(gaps) // 100].item()}
     margins |= {"median": gaps[len(gaps) // 2].item()}
     measured, agreeing = _measured(sem, features, scale, temperatures, rounds, generator)
+    held = None
+    if test is not None and test.labels is not None:  # images may lie sorted by class
+        others = torch.randperm(len(test), generator=generator)[:samples]
+        held = encoder_features(run, test.images[others], network), test.labels[others]
 
     rows: list[dict[str, Any]] = []
     for temperature, largest in zip([None, *temperatures], measured.tolist(), strict=True):
@@ -66,8 +72,8 @@ def tradeoff(
             row["supremum"] = expressivity_supremum(sem.vertices, *point)
             row["bound"] = expressivity(sem.vertices, *point)
         if train.labels is not None:
-            own, held = train.labels[chosen], (test, slice(0, samples))
-            row |= _losses(run, sem, features, own, temperature, scale, held, len(train.classes), network)
+            own = train.labels[chosen]
+            row |= _losses(sem, features, own, temperature, scale, held, len(train.classes))
             row["term"] = gap_term(row["measured"], sem.simplices, row["lipschitz"])
         rows.append(row)
     return {
@@ -134,15 +140,13 @@ def _measured(
 
 
 def _losses(
-    run: Run,
     sem: SimplicialEmbedding,
     features: Tensor,
     labels: Tensor,
     temperature: float | None,
     scale: float,
-    held: tuple[ImageSet | None, slice],
+    held: tuple[Tensor, Tensor] | None,  # features and labels of test images
     classes: int,
-    network: str,
 ) -> dict[str, float]:
     """Training loss and Lipschitz constant of a classifier on the representation, and its loss on others."""
 
@@ -154,11 +158,9 @@ def _losses(
     weight, bias, loss = logistic(represent(features), labels.to(features.device), classes)
     norm = torch.linalg.matrix_norm(weight, 2).item()
     found = {"train_loss": loss, "lipschitz": math.sqrt(2) * norm}
-    test, part = held
-    if test is not None and test.labels is not None:
-        others = represent(encoder_features(run, test.images[part], network))
-        scores = F.linear(others, weight, bias)
-        found["test_loss"] = F.cross_entropy(scores, test.labels[part].to(scores.device)).item()
+    if held is not None:
+        scores = F.linear(represent(held[0]), weight, bias)
+        found["test_loss"] = F.cross_entropy(scores, held[1].to(scores.device)).item()
     return found
 
 
@@ -167,7 +169,11 @@ def logistic(x: Tensor, labels: Tensor, classes: int, iterations: int = 200) -> 
     weight = torch.zeros(classes, x.shape[1], device=x.device, requires_grad=True)
     bias = torch.zeros(classes, device=x.device, requires_grad=True)
     solver = torch.optim.LBFGS(
-        [weight, bias], max_iter=iterations, tolerance_grad=1e-6, line_search_fn="strong_wolfe"
+        [weight, bias],
+        max_iter=iterations,
+        tolerance_grad=1e-6,
+        history_size=10,  # each step of it is two weights: 100 classes on 65,000 features are 52 MB
+        line_search_fn="strong_wolfe",
     )
 
     def objective() -> Tensor:

@@ -1,5 +1,6 @@
 """The theory: no pair exceeds what is claimed of all pairs, and the supremum is attained."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -209,6 +210,34 @@ def test_on_a_run_measured_is_below_supremum_is_below_bound(run):
     same = z.argmax(-1)[:, None] == z.argmax(-1)[None]
     every = (((p[:, None] - p[None]) ** 2).sum(-1) * same).max().item()
     assert 0.3 * every < found["rows"][2]["measured"] <= every * 1.0001  # a sample of the pairs
+
+
+def test_the_test_loss_is_of_images_from_everywhere(run):
+    from simplicia.analyze.tradeoff import tradeoff
+
+    test = images(60, 2)
+    test.labels[:30] = (test.labels[:30] + 1) % 3  # wrong: its loss is another than the second half's
+    halves = [
+        dataclasses.replace(test, images=test.images[p], labels=test.labels[p])
+        for p in (slice(30), slice(30, 60))
+    ]
+    first, second, both = (
+        tradeoff(run, images(90, 1), part, temperatures=(1.0,), samples=30)["rows"][1]["test_loss"]
+        for part in (*halves, test)
+    )
+    assert min(first, second) < both < max(first, second)
+
+
+def test_one_vertex_has_no_margin(tmp_path):
+    from simplicia.analyze.tradeoff import tradeoff
+    from simplicia.run import Run
+    from simplicia.train import recipes
+    from simplicia.train.settings import with_changes
+
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 4, "sem.vertices": 1})
+    alone = Run(tmp_path, recipe, recipe.build(), {"step": 0, "total_steps": 1})
+    with pytest.raises(UserError, match="1 vertex"):
+        tradeoff(alone, images(10, 1))
 
 
 def test_the_classifier_is_scikit_learns():
