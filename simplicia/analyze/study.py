@@ -242,8 +242,12 @@ class Study:
         for layer in ("encoder", "embedder", "sem") if self.sem else ("encoder",):
             self._say(f"spectrum of {layer}")
             temperature = self.temperature if layer == "sem" else None
-            parts = [represent(self.net, part, layer, temperature) for part in some.split(BATCH)]
-            features = torch.cat(parts)
+            features = torch.empty(0)
+            for i, part in enumerate(some.split(BATCH)):
+                found = represent(self.net, part, layer, temperature)
+                if i == 0:  # one tensor for all: parts and their whole would be held twice
+                    features = found.new_empty(len(some), found.shape[1])
+                features[i * BATCH : i * BATCH + len(part)] = found
             values = spectrum(features)
             index = _spaced(len(values), 300)
             layers.append(
