@@ -1,6 +1,8 @@
-"""Coherence of SEM beside its controls: the encoder, the embedder, the encoder's independent components."""
+"""Coherence of SEM beside controls within its run: encoder, embedder, the encoder's independent components.
 
-import importlib
+The paper's controls are other models (BYOL, BYOL with a large embedding, ICA of BYOL): runs of their own.
+"""
+
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -101,10 +103,8 @@ def independent(
 
     Fitted to ``rows`` of them; time grows with the square of the number of components.
     """
-    try:
-        ica = importlib.import_module("simplicia.analyze.ica").ica
-    except ImportError:
-        return None, ["independent components are left out: simplicia.analyze.ica is not there"]
+    from simplicia.analyze.ica import ica
+
     some = features[:: math.ceil(len(features) / rows)].double().cpu()  # they may lie sorted by class
     rank = int(torch.linalg.matrix_rank(some - some.mean(0)))
     count = min(rank, len(some) - 1, most)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from simplicia.analyze.summary import names
 from simplicia.errors import UserError
 
 Found = dict[str, Any]  # an analysis
@@ -23,7 +24,7 @@ def draw(analyses: list[Found], folder: str | Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"figures cannot be written to {folder}: {error.strerror}") from error
-    runs = list(zip(_names(analyses), analyses, strict=True))
+    runs = [(_plain(name), found) for name, found in zip(names(analyses), analyses, strict=True)]
     written: list[Path] = []
 
     def save(
@@ -57,14 +58,6 @@ def draw(analyses: list[Found], folder: str | Path) -> list[Path]:
                 name = f"graph-{graph['layer']}{number}"
                 save(name, partial(_graph, graph, found["data"]), (12, 12))
     return written
-
-
-def _names(analyses: list[Found]) -> list[str]:
-    """What to call each run in a legend: its name, with its folder where names are equal."""
-    names = [found["run"]["name"] for found in analyses]
-    folders = [found["run"]["folder"] for found in analyses]
-    unique = len(set(names)) == len(names)
-    return [_plain(a if unique else f"{a} ({b})") for a, b in zip(names, folders, strict=True)]
 
 
 def _plain(text: str) -> str:

@@ -1,6 +1,5 @@
 """What is known of a run without looking at an image: its recipe, its log, its results, its cost."""
 
-import importlib
 import json
 import math
 from pathlib import Path
@@ -34,6 +33,16 @@ def of_run(run: Run) -> dict[str, Any]:
         "results": results(run.path / "results"),
         "cost": cost(run),
     }
+
+
+def names(analyses: list[dict[str, Any]]) -> list[str]:
+    """What each run is called: its name, with its folder where names are equal, numbered if both are."""
+    found = [str(analysis["run"]["name"]) for analysis in analyses]
+    if len(set(found)) < len(found):
+        found = [f"{name} ({each['run']['folder']})" for name, each in zip(found, analyses, strict=True)]
+    if len(set(found)) < len(found):
+        found = [f"{i}. {name}" for i, name in enumerate(found, 1)]
+    return found
 
 
 def log(path: Path) -> dict[str, Any]:
@@ -77,9 +86,11 @@ def results(folder: Path) -> dict[str, Any]:
 
 def cost(run: Run) -> dict[str, Any] | None:
     """Parameters, activations and multiply-adds for one image."""
+    from simplicia.analyze.cost import cost as count
+
     try:
-        found = importlib.import_module("simplicia.analyze.cost").cost(run.method, run.recipe.image_size)
-    except (ImportError, RuntimeError):  # an encoder that cannot be counted loses nobody an analysis
+        found = count(run.method, run.recipe.image_size)
+    except RuntimeError:  # an encoder that cannot be counted loses nobody an analysis
         return None
     return {name: getattr(found, name) for name in ("parameters", "activations", "flops")}
 

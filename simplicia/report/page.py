@@ -10,12 +10,13 @@ import hashlib
 import json
 import re
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
+from simplicia.analyze.summary import names
 from simplicia.errors import UserError
 from simplicia.report import figures, tables
 from simplicia.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, layout
@@ -58,7 +59,8 @@ def page(analyses: list[tuple[Found, Path]]) -> str:
 
 
 def _page(analyses: list[tuple[Found, Path]]) -> str:
-    runs: Runs = list(zip(_names([found for found, _ in analyses]), [a for a, _ in analyses], strict=True))
+    shown = [_mailable(found) for found, _ in analyses]
+    runs: Runs = list(zip(names(shown), shown, strict=True))
     sheets, lost = _sheets(analyses)
     charts: dict[str, list[dict[str, Any]]] = {
         "training": _drawn(figures.training(runs)),
@@ -116,14 +118,11 @@ def _drawn(charts: list[Chart]) -> list[dict[str, Any]]:
     return [layout(chart) for chart in charts if chart.series]
 
 
-def _names(analyses: list[Found]) -> list[str]:
-    """What each run is called: its name, with its folder where names are equal, numbered if both are."""
-    names = [str(found["run"]["name"]) for found in analyses]
-    if len(set(names)) < len(names):
-        names = [f"{name} ({found['run']['folder']})" for name, found in zip(names, analyses, strict=True)]
-    if len(set(names)) < len(names):
-        names = [f"{i}. {name}" for i, name in enumerate(names, 1)]
-    return names
+def _mailable(found: Found) -> Found:
+    """The same with the last part of the recipe's paths only: the page may be mailed."""
+    recipe = found["run"]["recipe"]
+    short = {key: PurePath(recipe[key]).name for key in ("data", "data_dir") if recipe[key]}
+    return {**found, "run": {**found["run"], "recipe": {**recipe, **short}}}
 
 
 def _warnings(runs: Runs) -> list[tuple[str, str]]:

@@ -166,6 +166,13 @@ def test_figures_of_several_runs(runs, analysed, tmp_path):
     assert mine == curve["coherence"]
 
 
+def test_runs_of_one_name_are_told_apart():
+    a, b, c = ({"run": {"name": n, "folder": f}} for n, f in (("one", "x"), ("one", "y"), ("two", "x")))
+    assert summary.names([a, c]) == ["one", "two"]
+    assert summary.names([a, b]) == ["one (x)", "one (y)"]
+    assert summary.names([a, a, b]) == ["1. one (x)", "2. one (x)", "3. one (y)"]
+
+
 def folder_of_images(root, names):
     generator = np.random.default_rng(0)
     for name in names:

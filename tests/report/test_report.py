@@ -129,6 +129,14 @@ def test_runs_of_one_name_are_told_apart(runs):
     assert "2. shapes-byol-sem (sem)" in page([(found, folder), (found, folder)])
 
 
+def test_the_page_names_no_folders_of_its_author(runs):
+    folder, found = runs["sem"] / "analysis", analysis(runs["sem"])
+    recipe = {**found["run"]["recipe"], "data": "/home/ada/secret/birds", "data_dir": "/srv/ada/sets"}
+    text = page([({**found, "run": {**found["run"], "recipe": recipe}}, folder)])
+    assert "ada" not in text.replace("data", "") and "secret" not in text
+    assert "&#34;data&#34;: &#34;birds&#34;" in text and "&#34;data_dir&#34;: &#34;sets&#34;" in text
+
+
 def test_what_does_not_apply_is_absent_and_said(runs):
     base = (runs["base"] / "report.html").read_text()
     assert 'id="entropy"' not in base and 'class="atlas"' not in base and "Without SEM" in base
