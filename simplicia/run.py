@@ -20,7 +20,7 @@ from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 
 LAYERS = ("encoder", "embedder", "sem", "codes", "quantised")
-# by bottleneck: the default layer, what it gives in evaluation, and all there are
+# by bottleneck: the layer that is used if none is named, and all there are
 _LAYERS = {
     "none": ("encoder", ("encoder",)),
     "sem": ("sem", ("encoder", "embedder", "sem", "codes")),
