@@ -67,8 +67,9 @@ for shapes in (
     [((32,), False, True, False), ((64, 16), False, True, True)],
     [((7, 3), True, True, True), ((5,), False, False, True)],  # sizes that forbid wide loads
 ):
-    compare(shapes, torch.float32)
-    compare(shapes, torch.bfloat16)
+    for kept in (torch.float32, torch.bfloat16):
+        if device == "cuda" or kept == torch.float32 or len(shapes) == 3:  # the interpreter is slow
+            compare(shapes, kept)
 print("equal")
 """
 
