@@ -47,7 +47,7 @@ def load(
     """The images of a folder, `size` pixels wide (None: as suits them); `layout` says what a split is."""
     if size is not None and not 8 <= size <= 1024:
         raise UserError(f"the images of a folder can be brought to a size from 8 to 1024 pixels, not {size}")
-    train, test = layout(folder)
+    train, test, _ = layout(folder)
     if not train.files:
         raise UserError(f"there is nothing to train on in {str(folder)!r}; images are {' '.join(EXTENSIONS)}")
     # From the training images, whatever the split: both splits must come out alike.
@@ -87,8 +87,10 @@ def load(
 
 def validation(folder: Path, size: int) -> ImageSet | None:
     """The images of a folder's val split, if it has one beside its train and test splits."""
-    (train, test), names = layout(folder), [n for n in TEST_FOLDERS[1:] if (folder / n).is_dir()]
-    if test is None or not names or not (folder / "test").is_dir() or not (train.labelled and test.labelled):
+    train, test, taken = layout(folder)
+    names = [n for n in TEST_FOLDERS[1:] if (folder / n).is_dir() and _list(folder / n).files]
+    # Where val had to be the test split, it is not there to choose on.
+    if test is None or taken != "test" or not names or not (train.labelled and test.labelled):
         return None
     images, files, skipped = read_all(folder / names[0], size)
     own = [file.split("/")[0] if "/" in file else None for file in files]
@@ -127,20 +129,25 @@ def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple
     return images, [files[i].relative_to(root).as_posix() for i in readable], named
 
 
-def layout(folder: Path) -> tuple[Listing, Listing | None]:
-    """The images to train on and those to test on; without the latter, a tenth of each class is held out.
+def layout(folder: Path) -> tuple[Listing, Listing | None, str | None]:
+    """The images to train on, those to test on and their folder; without them a tenth of each class is kept.
 
     A folder named train is the training split if a test folder lies beside it or nothing does, else a class.
+    Splits may be links to folders elsewhere; links to classes are not followed.
     """
+    splits = ("train", *TEST_FOLDERS)
     try:
-        inside = {path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()}
+        inside = {p.name for p in folder.iterdir() if p.is_dir() and (p.name in splits or not p.is_symlink())}
     except OSError as error:
         raise UserError(f"the folder {str(folder)!r} cannot be opened: {error.strerror}") from error
     inside = {name for name in inside if not name.startswith(".")}
     if "train" not in inside or (inside != {"train"} and inside.isdisjoint(TEST_FOLDERS)):
-        return _list(folder), None
-    tests = (_list(folder / name) for name in TEST_FOLDERS if name in inside)
-    return _list(folder / "train"), next((listing for listing in tests if listing.files), None)
+        return _list(folder), None, None
+    train = _list(folder / "train")
+    for name in TEST_FOLDERS:
+        if name in inside and (test := _list(folder / name)).files:
+            return train, test, name
+    return train, None, None
 
 
 def _list(folder: Path) -> Listing:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from simplicia.data import cifar
-from simplicia.data.datasets import ImageSet, held_out, load, names
+from simplicia.data.datasets import ImageSet, held_out, load, names, validation
 from simplicia.data.folder import decode
 from simplicia.errors import UserError
 
@@ -394,7 +394,20 @@ def test_test_comes_before_val_and_train_may_be_a_class(tmp_path):
     assert load(tmp_path / "alone").classes == ("x",) and len(load(tmp_path / "alone", "test")) == 1
 
 
-def test_links_to_folders_are_not_followed(tmp_path):
+def test_a_split_may_be_a_link_and_val_that_is_tested_on_is_not_chosen_on(tmp_path):
+    for name in ("linked", "empty"):
+        for split in ("train", "val"):
+            picture(tmp_path / name / split / "x" / f"{split}.png")
+    picture(tmp_path / "elsewhere" / "x" / "test.png")
+    (tmp_path / "linked" / "test").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "empty" / "test").mkdir()
+    assert load(tmp_path / "linked", "test").files == ("test/x/test.png",)
+    assert validation(tmp_path / "linked").files == ("val/x/val.png",)
+    assert load(tmp_path / "empty", "test").files == ("val/x/val.png",)
+    assert validation(tmp_path / "empty") is None
+
+
+def test_links_to_classes_are_not_followed(tmp_path):
     picture(tmp_path / "elsewhere" / "2.png")
     for i in range(2):
         picture(tmp_path / "set" / "a" / f"{i}.png")
