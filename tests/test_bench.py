@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
 from simplicia import cli
-from simplicia.bench import bench_sem, bench_views
+from simplicia.bench import bench_probe, bench_sem, bench_views
 from simplicia.bench.kernels import parts
+from simplicia.bench.probe import SMALL
+from simplicia.errors import UserError
 
 BELIEVED = {"device", "torch", "commit", "date"}
 
@@ -26,6 +30,22 @@ def test_bench_views_and_sem_say_what_they_measured():
     assert views.keys() >= BELIEVED and views["ms_per_view"] > 0
     rows = bench_sem("cpu", rounds=1)
     assert len(rows) == 4 and all(row.keys() >= BELIEVED and row["softmax_ms"] > 0 for row in rows)
+
+
+def test_bench_probe_writes_what_its_table_shows(tmp_path, capsys):
+    path = tmp_path / "probe.json"
+    assert cli.main(["bench", "probe", "--device", "cpu", "--json", str(path)]) == 0
+    (row,), said = json.loads(path.read_text()), capsys.readouterr().out
+    assert row.keys() >= BELIEVED and row["images"] == SMALL["images"] and row["probes"] == 36
+    assert "small sizes" in said and f"{row['whole_seconds']:.3g}" in said
+    assert row["precision"] == "float32" and row["peak_gib"] is None
+    per_epoch = row["seconds_per_epoch"]["choosing"] + row["seconds_per_epoch"]["retraining"]
+    assert row["whole_seconds"] == pytest.approx(row["seconds"] + 97 * per_epoch)
+
+
+def test_one_epoch_of_a_probe_is_only_a_warm_up():
+    with pytest.raises(UserError, match="at least 2"):
+        bench_probe("cpu", **SMALL | {"epochs": 1})
 
 
 def test_bench_refuses_a_recipe_where_there_is_none(capsys):

@@ -84,4 +84,23 @@ def _sem(given: Any) -> list[dict[str, Any]]:
 
 
 def _probe(given: Any) -> list[dict[str, Any]]:
-    raise NotImplementedError
+    from simplicia.bench import bench_probe
+    from simplicia.bench.probe import SMALL
+    from simplicia.train.devices import choose
+
+    sizes: dict[str, Any] = {}
+    if choose(given.device).type == "cpu":
+        sizes = SMALL
+        print("on a CPU the probe is measured at small sizes, not the paper's")
+    found = bench_probe(given.device, **sizes)
+    shown = ("preset", "layer", "encoder", "images", "simplices", "vertices", "classes", "probes")
+    each = found["seconds_per_epoch"]
+    numbers = [each["choosing"], each["retraining"], found["whole_seconds"]]
+    peak = "-" if found["whole_peak_gib"] is None else f"{found['whole_peak_gib']:.2f}"
+    columns = ["s per epoch, choosing", "retraining", f"s of {found['whole_epochs']} epochs", "peak GiB"]
+    table(
+        f"linear probe on {found['device']}, torch {found['torch']}",
+        [*shown, *columns],
+        [[*(str(found[key]) for key in shown), *(f"{n:.3g}" for n in numbers), peak]],
+    )
+    return [found]
