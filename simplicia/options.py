@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        known, rest = self.parse_known_args(arguments)
+        known, rest = self.parse_known_intermixed_args(arguments)
         for word in rest:
             if word.startswith("--"):
                 option = word.split("=")[0]

@@ -15,7 +15,7 @@ BELIEVED = {"device", "torch", "commit", "date"}
 
 def test_bench_step_writes_what_its_table_shows(tmp_path, capsys):
     path = tmp_path / "step.json"
-    words = ["bench", "step", "shapes-simclr", "--steps", "5", "--device", "cpu", "--json", str(path)]
+    words = ["bench", "step", "--steps", "5", "--device", "cpu", "shapes-simclr", "--json", str(path)]
     assert cli.main(words) == 0
     (row,) = json.loads(path.read_text())
     assert row.keys() >= BELIEVED | {"recipe", "ms_per_step", "images_per_s", "peak_gib", "batch_size"}
@@ -51,6 +51,8 @@ def test_one_epoch_of_a_probe_is_only_a_warm_up():
 def test_bench_refuses_a_recipe_where_there_is_none(capsys):
     assert cli.main(["bench", "sem", "shapes-byol"]) == 2
     assert "takes no recipe" in capsys.readouterr().err
+    assert cli.main(["bench", "step", "--device", "cpu", "--engines", "captive"]) == 2
+    assert "did you mean 'captured'" in capsys.readouterr().err
 
 
 def test_kernels_are_told_apart_by_kind():

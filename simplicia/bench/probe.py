@@ -18,7 +18,6 @@ from simplicia.run import Run
 from simplicia.train import devices, recipes
 from simplicia.train.settings import with_changes
 
-
 # For a CPU, which the paper's sizes would keep busy for days.
 SMALL = {"images": 60, "test_images": 20, "simplices": 8, "classes": 4, "epochs": 3, "encoder": "tiny"}
 

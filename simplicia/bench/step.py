@@ -11,12 +11,13 @@ import torch
 
 from simplicia.bench.kernels import kernels, parts
 from simplicia.data.datasets import ImageSet
-from simplicia.errors import UserError
+from simplicia.errors import UserError, unknown
 from simplicia.provenance import commit, versions
 from simplicia.train import devices, recipes
 from simplicia.train.fit import fit
 from simplicia.train.loop import Training
 from simplicia.train.settings import with_changes
+from simplicia.train.step import ENGINES
 
 
 def bench_step(
@@ -81,6 +82,9 @@ def bench_steps(
 ) -> list[dict[str, Any]]:
     """Several recipes with several engines, one after the other; written to ``path`` as they come."""
     found: list[dict[str, Any]] = []
+    for engine in engines:
+        if engine not in ENGINES:
+            raise unknown("engine", engine, ENGINES)
     if devices.choose(device).type != "cuda":
         engines = ["eager"]  # which is what "auto" is there
     for name in names:

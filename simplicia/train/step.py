@@ -17,6 +17,8 @@ from simplicia.train import optim
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe
 
+ENGINES = ("auto", "eager", "captured")
+
 
 class Step:
     """The eager step, the reference for faster ones."""
@@ -81,8 +83,8 @@ class Step:
 
 def create(engine: str, recipe: Recipe, method: Method, data: Resident, views: Views, fabric: Any) -> Step:
     """The step of an engine: "eager", "captured", or "auto" for the fastest that works here."""
-    if engine not in ("auto", "eager", "captured"):
-        raise unknown("engine", engine, ["auto", "eager", "captured"])
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
     obstacle = _obstacle(recipe, fabric)
     if engine == "captured" and obstacle:
         raise UserError(f"engine is 'captured', but {obstacle}; 'eager' works")
