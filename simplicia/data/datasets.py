@@ -146,31 +146,30 @@ def held_out(labels: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
     classes, numbers = np.unique(labels, return_inverse=True)
     for number in range(len(classes)):
         members = np.flatnonzero(numbers == number)
-        count = max(round(share * len(members)), 1) if len(members) > 1 else 0
+        count = min(max(round(share * len(members)), 1), len(members) - 1)
         # A generator for each class: what is held out of one does not depend on what is in the others.
         mask[np.random.Generator(np.random.PCG64(seed)).permutation(members)[:count]] = True
     return mask
 
 
-def split(images: ImageSet, share: float) -> tuple[ImageSet, ImageSet]:
+def part(images: ImageSet, indices: Tensor) -> ImageSet:
+    """Some images of a set."""
+    return replace(
+        images,
+        images=images.images[indices],
+        labels=None if images.labels is None else images.labels[indices],
+        files=tuple(images.files[i] for i in indices.tolist()) if images.files else (),
+    )
+
+
+def split(images: ImageSet, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
     """The images without, and only with, the same `share` of each class every time."""
     if images.labels is None:
         raise UserError(f"{images.name} has no labels; holding out a share of each class needs them")
-    mask = held_out(images.labels.numpy(), share)
+    mask = torch.from_numpy(held_out(images.labels.numpy(), share, seed))
     if not mask.any():
         raise UserError(f"{images.name} has too few images of each class to hold some out")
-
-    def part(chosen: np.ndarray) -> ImageSet:
-        return replace(
-            images,
-            images=images.images[torch.from_numpy(chosen)],
-            labels=images.labels[torch.from_numpy(chosen)],  # type: ignore[index]
-            files=tuple(name for name, kept in zip(images.files, chosen, strict=True) if kept)
-            if images.files
-            else (),
-        )
-
-    return part(~mask), part(mask)
+    return part(images, (~mask).nonzero()[:, 0]), part(images, mask.nonzero()[:, 0])
 
 
 def _listed() -> str:

@@ -34,6 +34,7 @@ def encode(
         bottleneck: Any = run.network(network).bottleneck
         values = values.astype(np.uint8 if bottleneck.vertices <= 256 else np.int32)
     temporary = path.with_name(f".{path.name}.writing.npz")
-    np.savez_compressed(temporary, allow_pickle=False, **{layer: values, "files": np.array(files)})
+    # older versions of numpy would store their options as arrays
+    np.savez_compressed(temporary, **{layer: values, "files": np.array(files)})  # type: ignore[arg-type]
     temporary.replace(path)
     return len(batch), skipped, path

@@ -9,7 +9,7 @@ from simplicia.errors import UserError
 from simplicia.evaluate.results import percent, result
 from simplicia.run import Run
 
-__all__ = ["check_classes", "encoder_features", "labelled", "percent", "result"]
+__all__ = ["check_classes", "check_labels", "encoder_features", "labelled", "percent", "result"]
 
 
 def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> tuple[ImageSet, ImageSet]:
@@ -18,7 +18,7 @@ def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> 
     size = None if name in datasets.names() else run.recipe.image_size
     directory = data_dir or run.recipe.data_dir
     train = datasets.load(name, "train", directory, size=size)
-    _check_labels(train)  # before a folder without classes is asked for a test split
+    check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", directory, size=size)
     check_classes(train, test)
     return train, test
@@ -27,12 +27,12 @@ def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> 
 def check_classes(train: ImageSet, test: ImageSet) -> None:
     """A UserError unless both sets are labelled with the same classes, and training shows what is tested."""
     for images in (train, test):
-        _check_labels(images)
+        check_labels(images)
     assert train.labels is not None and test.labels is not None
     if train.classes != test.classes:
         apart = sorted(set(train.classes) ^ set(test.classes))
         which = f"{_listed(apart)} only in one of them" if apart else "the same names in another order"
-        raise UserError(f"the classes of {train.name}'s train and test images do not match: {which}")
+        raise UserError(f"the classes of {train.name}'s splits do not match: {which}")
     unseen = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
     if unseen:
         names = _listed([train.classes[i] for i in unseen])
@@ -53,7 +53,8 @@ def encoder_features(run: Run, images: Tensor, network: str = "online", batch_si
     return features
 
 
-def _check_labels(images: ImageSet) -> None:
+def check_labels(images: ImageSet) -> None:
+    """A UserError unless images are labelled."""
     if images.labels is None:
         raise UserError(
             f"{images.name} has no labels to measure with; give --data with a labelled set (folder/<class>/*)"

@@ -23,6 +23,7 @@ from simplicia.errors import UserError
 from simplicia.evaluate.features import result
 from simplicia.evaluate.transfer import Splits, accuracies
 from simplicia.run import Run
+from simplicia.sem import simplicial
 from simplicia.train.log import Progress
 
 # three a decade, rounded so that the ends are what they are called
@@ -43,7 +44,7 @@ class FinetuneSettings:
     seed: int = 0
 
     def validate(self) -> None:
-        check_numbers(self, positive=("lrs", "steps", "batch_size"), others=("temperature", "weight_decay"))
+        check_numbers(self, positive=("lrs", "steps", "batch_size", "temperature"), others=("weight_decay",))
 
 
 def check_numbers(settings: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:
@@ -67,29 +68,45 @@ def check_numbers(settings: Any, positive: tuple[str, ...], others: tuple[str, .
 
 
 class Trial(NamedTuple):
-    """What is tried: one training."""
+    """What is tried: one training, of so many steps or epochs."""
 
     lr: float
-    steps: int
+    steps: int | None
     temperature: float | None  # None: the encoder's own output, without SEM
+    epochs: int | None = None
+
+    def length(self, images: int, batch_size: int) -> int:
+        """The steps on so many images."""
+        if self.epochs is None:
+            assert self.steps is not None
+            return self.steps
+        return self.epochs * max(1, images // batch_size)
+
+    def told(self) -> dict[str, Any]:
+        """What it says of itself in a result."""
+        return {key: value for key, value in self._asdict().items() if value is not None}
 
 
 class Classifier(nn.Module):
-    """A copy of a run's encoder and, with a temperature, of its SEM; and a linear layer, freshly drawn."""
+    """A copy of a run's encoder and, with a temperature, of its embedder; and a linear layer, freshly drawn.
+
+    The softmax is taken here: a run with bottleneck "embed" has the embedder, but trained without a softmax.
+    """
 
     def __init__(self, run: Run, classes: int, temperature: float | None, network: str = "online"):
         super().__init__()
         net: Any = run.network(network)
         self.encoder, self.temperature = copy.deepcopy(net.encoder), temperature
-        self.bottleneck = copy.deepcopy(net.bottleneck) if temperature is not None else None
+        self.bottleneck: Any = copy.deepcopy(net.bottleneck) if temperature is not None else None
         width = net.bottleneck.out_features if self.bottleneck is not None else net.encoder.out_features
         self.head = nn.Linear(width, classes)
         self.requires_grad_(True)  # a target network's parameters do not by themselves
 
     def forward(self, views: Tensor) -> Tensor:
         features = self.encoder(views)
-        if self.bottleneck is not None:
-            features = self.bottleneck(features, self.temperature)
+        if self.bottleneck is not None and self.temperature is not None:
+            logits = self.bottleneck.logits(features).float()
+            features = simplicial(logits, self.bottleneck.vertices, self.temperature)
         return self.head(features)
 
 
@@ -129,8 +146,9 @@ def tune(
     optimizer = torch.optim.SGD(
         model.parameters(), trial.lr, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
     )
-    for step in range(trial.steps):
-        optimizer.param_groups[0]["lr"] = trial.lr * (1 + math.cos(math.pi * step / trial.steps)) / 2
+    steps = trial.length(len(images), settings.batch_size)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = trial.lr * (1 + math.cos(math.pi * step / steps)) / 2
         indices = batches.indices(step)
         (view,) = views(batches.images[indices])
         if on_gpu:
@@ -147,9 +165,16 @@ def tune(
 
 @torch.no_grad()
 def predict(run: Run, model: Classifier, images: Tensor, batch_size: int = 256) -> Tensor:
-    """Scores of images, in 32 bits; a model that diverged scores nothing above chance."""
-    parts = [model(run.view(part)).float() for part in images.split(batch_size)]
-    return torch.cat(parts).nan_to_num()
+    """Scores of images, in 32 bits; those of a model that diverged are not finite."""
+    return torch.cat([model(run.view(part)).float() for part in images.split(batch_size)])
+
+
+def tested(run: Run, model: Classifier, images: Tensor) -> Tensor:
+    """Scores of test images, on the CPU; a UserError if the model diverged."""
+    scores = predict(run, model, images).cpu()
+    if not scores.isfinite().all():
+        raise UserError(f"fine-tuning {run.path} on all images diverged; lower lrs would do")
+    return scores
 
 
 def search(
@@ -167,7 +192,7 @@ def search(
         raise UserError(f"{train.name} has {len(train)} image to train on; BatchNorm needs at least 2")
 
     def trained(images: Tensor, labels: Tensor, trial: Trial, label: str) -> Classifier:
-        bar = Progress(label, trial.steps, 0, quiet)
+        bar = Progress(label, trial.length(len(images), settings.batch_size), 0, quiet)
         try:
             return tune(run, images, labels, len(train.classes), trial, settings, network, bar)
         finally:
@@ -176,8 +201,9 @@ def search(
     rows: list[dict[str, Any]] = []
     for i, trial in enumerate(trials):
         model = trained(train.images, train.labels, trial, f"trial {i + 1} of {len(trials)}")
-        right = predict(run, model, val.images).argmax(1).cpu() == val.labels
-        rows.append({**trial._asdict(), "validation_accuracy": 100 * right.double().mean().item()})
+        scores = predict(run, model, val.images).cpu()
+        right = (scores.argmax(1) == val.labels) & scores.isfinite().all(1)  # who diverged is never right
+        rows.append({**trial.told(), "validation_accuracy": 100 * right.double().mean().item()})
     best = trials[max(range(len(rows)), key=lambda i: rows[i]["validation_accuracy"])]
     images, labels = torch.cat([train.images, val.images]), torch.cat([train.labels, val.labels])
     return best, trained(images, labels, best, "on all images"), rows
@@ -200,7 +226,7 @@ def finetune(
     trials = [Trial(lr, settings.steps, temperature) for lr in settings.lrs]
     chosen, model, rows = search(run, sets.train, sets.val, trials, settings, network, quiet)
     assert sets.test.labels is not None
-    guesses = predict(run, model, sets.test.images).argmax(1).cpu()
+    guesses = tested(run, model, sets.test.images).argmax(1)
     return result(
         run,
         "transfer, fine-tuned",
@@ -208,8 +234,8 @@ def finetune(
         sets.test,
         network=network,
         layer=layer,
-        **chosen._asdict(),
-        selected=chosen._asdict(),
+        **chosen.told(),
+        selected={"lr": chosen.lr},
         **accuracies(guesses, sets.test.labels),
         train_images=len(sets.train) + len(sets.val),
         validation_accuracy=max(row["validation_accuracy"] for row in rows),
@@ -225,8 +251,11 @@ def finetune(
 
 
 def trainable_layer(run: Run, layer: str | None) -> str:
-    """ "sem" if the run has it, else "encoder"; no gradient passes through codes."""
+    """The layer asked for, or "sem" if the run was trained with it, else "encoder"."""
+    if layer is None:
+        return "sem" if run.recipe.bottleneck == "sem" else "encoder"
     layer = run.check_layer(layer)
-    if layer not in ("sem", "encoder"):
-        raise UserError(f"layer {layer!r} cannot be fine-tuned; choose 'sem' or 'encoder'")
+    if layer not in ("sem", "encoder"):  # no gradient passes through codes
+        possible = " or ".join(repr(name) for name in ("sem", "encoder") if name in run.layers())
+        raise UserError(f"layer {layer!r} cannot be fine-tuned; choose {possible}")
     return layer

@@ -11,6 +11,7 @@ A set with some of the classes is one among these: scores of the others are left
 """
 
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,8 @@ from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.transfer import (
     Splits,
     TransferSettings,
-    choose,
     default_layer,
-    features,
+    fitted,
     shown_temperature,
 )
 from simplicia.run import Run, represent
@@ -85,10 +85,8 @@ def robustness(
     layer = default_layer(run, layer)
     classes = sets.train.classes
     tests = [OtherSet(path, classes, run.recipe.image_size) for path in others]  # looked at before training
-    train, val = (features(run, s.images, layer, temperature, network) for s in sets[:2])
-    assert sets.train.labels is not None and sets.val.labels is not None and sets.test.labels is not None
-    labels = [s.labels.to(train.device) for s in (sets.train, sets.val)]  # type: ignore[union-attr]
-    chosen = choose(train, labels[0], val, labels[1], len(classes), settings, quiet)
+    assert sets.test.labels is not None
+    chosen = fitted(run, sets, layer, temperature, settings, network, quiet)
     probe = Probe(run, chosen.fit, layer, temperature, network)
     clean = percent(probe.correct(sets.test.images, sets.test.labels), len(sets.test))
     found = [test.measure(probe, quiet) for test in tests]
@@ -112,6 +110,7 @@ def robustness(
         solver=chosen.solver,
         converged=chosen.fit.converged,
         weight_norm=chosen.fit.weight.norm().item(),
+        path=chosen.path,
         **clean,
         sets=found,
         seconds=time.monotonic() - start,
@@ -199,8 +198,11 @@ class OtherSet:
 
     def _array(self, name: str) -> np.ndarray:
         try:
-            return np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+            array = np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            if not isinstance(array, np.ndarray):  # an .npz by its content
+                raise ValueError("it is an archive of several")
+            return array
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{self.path / name}.npy cannot be read as an array: {reason}") from error
 
@@ -236,10 +238,10 @@ def corrupted(probe: Probe, test: ImageSet, seed: int = 0, quiet: bool = True) -
         for name in corruptions.names():
             for severity in SEVERITIES:
                 g = torch.Generator(device).manual_seed(seed)
-                changed = [
+                changed = (
                     corruptions.corrupt(part.to(device).float() / 255, name, severity, g)
                     for part in test.images.split(256)
-                ]
+                )
                 yield torch.cat([(part * 255).round().to(torch.uint8) for part in changed]), labels, None
 
     return {

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from simplicia.data.datasets import ImageSet, held_out
+from simplicia.data.datasets import ImageSet, held_out, part
 from simplicia.errors import UserError
-from simplicia.evaluate.features import result
-from simplicia.evaluate.finetune import Trial, check_numbers, predict, search, trainable_layer
-from simplicia.evaluate.transfer import accuracies, check_classes, hold_out, part
+from simplicia.evaluate.features import check_classes, result
+from simplicia.evaluate.finetune import Trial, check_numbers, search, tested, trainable_layer
+from simplicia.evaluate.transfer import accuracies, hold_out
 from simplicia.run import Run
 
 
@@ -47,20 +47,30 @@ def subset(train: ImageSet, fraction: float, seed: int = 0, names: Path | None =
     if names is None:
         return part(train, torch.from_numpy(held_out(train.labels.numpy(), fraction, seed)).nonzero()[:, 0])
     try:
-        wanted = names.read_text(encoding="utf-8").split()
+        lines = names.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the list {str(names)!r} cannot be read: {error}") from error
     if not train.files:
         raise UserError(f"{train.name} has no file names, so no list can choose from it; leave --list out")
-    by_name = {Path(file).name: i for i, file in enumerate(train.files)}
-    by_name |= {file: i for i, file in enumerate(train.files)}
+    wanted = [line.strip() for line in lines if line.strip()]
+    by_name: dict[str, list[int]] = {}
+    for i, file in enumerate(train.files):
+        by_name.setdefault(Path(file).name, []).append(i)
+    by_name |= {file: [i] for i, file in enumerate(train.files)}
     unknown = [name for name in wanted if name not in by_name]
     if unknown or not wanted:
         what = f"names {unknown[0]!r}" if unknown else "is empty"
         raise UserError(
             f"the list {str(names)!r} {what}; it takes names of training images such as {train.files[0]!r}"
         )
-    return part(train, torch.tensor(sorted({by_name[name] for name in wanted})))
+    for name in wanted:
+        if len(by_name[name]) > 1:
+            first, second = (train.files[i] for i in by_name[name][:2])
+            raise UserError(
+                f"the list {str(names)!r} names {name!r}, which is {first!r} or {second!r}; "
+                "name it with its folder"
+            )
+    return part(train, torch.tensor(sorted({by_name[name][0] for name in wanted})))
 
 
 def semi(
@@ -80,21 +90,19 @@ def semi(
     layer = trainable_layer(run, layer)
     labelled = subset(train, settings.fraction, settings.seed, names)
     check_classes(labelled, test)
-    fit_on, choose_on = hold_out(labelled, settings.validation, settings.seed)
+    sets = hold_out(labelled, settings.validation, settings.seed)
     temperatures = settings.temperatures if layer == "sem" else (None,)
-    batches = max(1, len(labelled) // settings.batch_size)
     trials = [
-        Trial(lr, epochs * batches, temperature)
+        Trial(lr, None, temperature, epochs)
         for epochs in settings.epochs
         for lr in settings.lrs
         for temperature in temperatures
     ]
-    sets = part(labelled, fit_on), part(labelled, choose_on)
     chosen, model, rows = search(run, *sets, trials, settings, network, quiet)
     assert test.labels is not None
-    scores = predict(run, model, test.images).cpu()
-    five = min(5, scores.shape[1])
-    top5 = (scores.topk(five, 1).indices == test.labels[:, None]).any(1).double().mean().item()
+    scores = tested(run, model, test.images)
+    several = scores.shape[1] > 5  # of five classes, five guesses are all
+    top5 = int((scores.topk(5).indices == test.labels[:, None]).sum()) if several else None
     drawn = f"class-balanced, drawn from seed {settings.seed}; not the paper's list"
     return result(
         run,
@@ -103,16 +111,16 @@ def semi(
         test,
         network=network,
         layer=layer,
-        **chosen._asdict(),
-        selected=chosen._asdict(),
-        epochs=chosen.steps // batches,
-        **accuracies(scores.argmax(1), test.labels),
-        top5_accuracy=100 * top5,
+        **chosen.told(),
+        selected=chosen.told(),
+        steps=chosen.length(len(labelled), settings.batch_size),
+        **accuracies(scores.argmax(1), test.labels, top5),
+        train_images=len(labelled),
         fraction=len(labelled) / len(train),
         labelled_images=len(labelled),
         labelled_list=drawn if names is None else names.name,
         validation_accuracy=max(row["validation_accuracy"] for row in rows),
-        validation_images=len(choose_on),
+        validation_images=len(sets[1]),
         tune_batch_size=settings.batch_size,
         weight_decay=settings.weight_decay,
         schedule="cosine",

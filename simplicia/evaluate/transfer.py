@@ -4,7 +4,6 @@ The paper's protocol: 45 regularisers from 1e-6 to 1e5, the one with the best va
 on all training images (validation included) and tested once; SEM as one-hot codes; no augmentation.
 """
 
-import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -14,11 +13,11 @@ import torch
 from torch import Tensor
 
 from simplicia.data import datasets
-from simplicia.data.datasets import ImageSet, held_out
+from simplicia.data.datasets import ImageSet
 from simplicia.data.transfer_sets import SETS
 from simplicia.errors import UserError
 from simplicia.evaluate import logistic
-from simplicia.evaluate.features import encoder_features, percent, result
+from simplicia.evaluate.features import check_classes, check_labels, encoder_features, percent, result
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.run import Run, represent
 from simplicia.train.log import Progress
@@ -68,13 +67,11 @@ def splits(
     name, place = data or run.recipe.data, data_dir or run.recipe.data_dir
     size = run.recipe.image_size if name in SETS or name not in datasets.names() else None
     train = datasets.load(name, "train", place, size=size)
-    if train.labels is None:
-        raise UserError(f"{name} has no labels to measure with; give a labelled set (folder/<class>/*)")
+    check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", place, size=size)
     val = datasets.validation(name, place, size)
     if val is None:
-        fit_on, choose_on = hold_out(train, share, seed)
-        found = Splits(part(train, fit_on), part(train, choose_on), test, False)
+        found = Splits(*hold_out(train, share, seed), test, False)
     else:
         found = Splits(train, val, test, True)
     for split in (found.val, found.test):
@@ -82,8 +79,8 @@ def splits(
     return found
 
 
-def hold_out(train: ImageSet, share: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Which images to fit on and which to choose on: the same share of every class."""
+def hold_out(train: ImageSet, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+    """The images to fit on and those to choose on: the same share of every class."""
     assert train.labels is not None
     counts = torch.bincount(train.labels, minlength=len(train.classes))
     for number in (counts == 1).nonzero()[:, 0].tolist():
@@ -91,34 +88,7 @@ def hold_out(train: ImageSet, share: float, seed: int = 0) -> tuple[Tensor, Tens
             f"class {train.classes[number]!r} of {train.name} has one image to train on; it takes two, "
             "one to fit and one to choose on"
         )
-    held = torch.from_numpy(held_out(train.labels.numpy(), share, seed))
-    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
-
-
-def part(images: ImageSet, indices: Tensor) -> ImageSet:
-    """Some images of a set."""
-    assert images.labels is not None
-    files = tuple(images.files[i] for i in indices.tolist()) if images.files else ()
-    return dataclasses.replace(
-        images, images=images.images[indices], labels=images.labels[indices], files=files
-    )
-
-
-def check_classes(train: ImageSet, other: ImageSet) -> None:
-    """A UserError unless every class of other images is one that training images have."""
-    if other.labels is None or train.labels is None:
-        raise UserError(f"{other.name} has images without a class; they go to folders <class>/*")
-    if train.classes != other.classes:
-        odd = sorted(set(train.classes) ^ set(other.classes))
-        raise UserError(
-            f"the splits of {train.name} do not have the same {len(train.classes)} classes: {odd[0]!r} is in "
-            "one only"
-        )
-    unseen = sorted(set(other.labels.tolist()) - set(train.labels.tolist()))
-    if unseen:
-        raise UserError(
-            f"class {other.classes[unseen[0]]!r} of {other.name} has images to test but none to train on"
-        )
+    return datasets.split(train, share, seed)
 
 
 @torch.no_grad()
@@ -135,8 +105,11 @@ def features(
 
 
 def default_layer(run: Run, layer: str | None) -> str:
-    """The layer asked for; by default codes, as the paper has it, or the encoder of a run without SEM."""
-    return run.check_layer(layer or run.layers()[-1])
+    """The layer asked for; by default codes, as the paper has it, or what a run without codes is trained by:
+    the encoder, or for bottleneck "embed" the embedder.
+    """
+    trained_with = "embedder" if run.recipe.bottleneck == "embed" else run.layers()[-1]
+    return run.check_layer(layer or trained_with)
 
 
 class Chosen(NamedTuple):
@@ -162,6 +135,7 @@ def choose(
     Of equal accuracies the stronger regulariser is chosen.
     """
     path = settings.path()
+    train_labels, val_labels = train_labels.to(train.device), val_labels.to(train.device)
     bar = Progress("regularisers", len(path), 0, quiet)
     rows: list[dict[str, Any]] = []
     try:
@@ -182,9 +156,33 @@ def choose(
     best = max(range(len(rows)), key=lambda i: (rows[i]["validation_accuracy"], -i))
     both = train.join(val)  # type: ignore[arg-type]
     labels = torch.cat([train_labels, val_labels])
+    del train, val, scores  # which may be gigabytes, where the caller kept none
     way = [*path[:best:4], path[best]]  # weak ones are reached faster by way of stronger ones
     *_, fit = logistic.fit(both, labels, classes, way, settings.solver)
     return Chosen(fit, path[best], logistic.check(both, labels, classes, settings.solver), rows)
+
+
+def fitted(
+    run: Run,
+    sets: Splits,
+    layer: str,
+    temperature: float | None,
+    settings: TransferSettings,
+    network: str = "online",
+    quiet: bool = True,
+) -> Chosen:
+    """``choose`` on a run's features of train and val images."""
+    train, val = sets.train, sets.val
+    assert train.labels is not None and val.labels is not None
+    return choose(
+        features(run, train.images, layer, temperature, network),
+        train.labels,
+        features(run, val.images, layer, temperature, network),
+        val.labels,
+        len(train.classes),
+        settings,
+        quiet,
+    )
 
 
 def transfer(
@@ -201,11 +199,10 @@ def transfer(
     settings = settings or TransferSettings()
     settings.validate()
     layer = default_layer(run, layer)
-    train, val, test = (features(run, s.images, layer, temperature, network) for s in sets[:3])
-    labels = [s.labels.to(train.device) for s in sets[:3] if s.labels is not None]
-    classes = len(sets.train.classes)
-    chosen = choose(train, labels[0], val, labels[1], classes, settings, quiet)
-    guesses = (test.times(chosen.fit.weight) + chosen.fit.bias).argmax(1)
+    chosen = fitted(run, sets, layer, temperature, settings, network, quiet)
+    test = features(run, sets.test.images, layer, temperature, network)
+    assert sets.test.labels is not None
+    guesses = (test.times(chosen.fit.weight) + chosen.fit.bias).argmax(1).cpu()
     best = max(row["validation_accuracy"] for row in chosen.path)
     return result(
         run,
@@ -215,7 +212,7 @@ def transfer(
         network=network,
         layer=layer,
         temperature=shown_temperature(run, layer, temperature),
-        **accuracies(guesses, labels[2]),
+        **accuracies(guesses, sets.test.labels),
         selected={"regulariser": chosen.regulariser},
         seeds=[] if sets.val_is_own else [settings.seed],
         regulariser=chosen.regulariser,
@@ -241,12 +238,15 @@ def shown_temperature(run: Run, layer: str, temperature: float | None) -> float 
     return run.recipe.sem.temperature if temperature is None else temperature
 
 
-def accuracies(guesses: Tensor, labels: Tensor) -> dict[str, float]:
-    """Top-1 accuracy with its standard error, and the mean of the accuracies of the classes, in percent."""
+def accuracies(guesses: Tensor, labels: Tensor, top5: int | None = None) -> dict[str, float]:
+    """Top-1 accuracy with its standard error, and the mean of the accuracies of the classes, in percent.
+
+    ``top5``: how many are right among five guesses, where that is known.
+    """
     right = (guesses == labels).double()
     counts = torch.bincount(labels)
     each = torch.bincount(labels, weights=right)[counts > 0] / counts[counts > 0]
     return {
-        **percent(int(right.sum().item()), len(labels)),
+        **percent(int(right.sum().item()), len(labels), top5),
         "mean_class_accuracy": 100 * each.mean().item(),
     }

@@ -64,6 +64,8 @@ def test_an_image_set_holds_images():
 def test_a_share_is_held_out_of_every_class():
     labels = np.array([0] * 50 + [1] * 9 + [2] * 2 + [3])
     mask = held_out(labels, 0.1)
+    few = np.array([0, 1, 1, 2, 2, 2])
+    assert np.bincount(few[~held_out(few, 0.9)]).tolist() == [1, 1, 1]  # something of each class remains
     assert [mask[labels == c].sum() for c in range(4)] == [5, 1, 1, 0]
     assert (held_out(labels, 0.1) == mask).all()
     assert (held_out(np.append(labels, [4] * 20), 0.1)[:-20] == mask).all()  # whatever else there is

@@ -50,6 +50,16 @@ def plain_run(tmp_path_factory, colours):
     return path
 
 
+@pytest.fixture(scope="session")
+def embed_run(tmp_path_factory, colours):
+    """The folder of a run with an embedder, but without a softmax."""
+    path = tmp_path_factory.mktemp("runs") / "embed"
+    words = "--bottleneck embed --epochs 1 --batch-size 16 --image-size 16 --encoder tiny --byol.hidden 16"
+    words = f"pretrain byol-sem --data {colours} --out {path} --sem.simplices 8 {words}"
+    assert cli.main(words.split()) == 0
+    return path
+
+
 @pytest.fixture
 def fails(capsys):
     """The one line that a wrong command is answered with."""

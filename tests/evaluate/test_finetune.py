@@ -9,6 +9,7 @@ import torch
 
 import simplicia
 from simplicia import cli
+from simplicia.errors import UserError
 from simplicia.evaluate.finetune import (
     LRS,
     Classifier,
@@ -17,9 +18,10 @@ from simplicia.evaluate.finetune import (
     batch_norm_momentum,
     finetune,
     predict,
+    trainable_layer,
     tune,
 )
-from simplicia.evaluate.transfer import splits
+from simplicia.evaluate.transfer import default_layer, splits
 
 QUICK = FinetuneSettings(lrs=(0.01, 0.1), steps=6, batch_size=16)
 
@@ -98,9 +100,33 @@ def test_choosing_never_sees_the_test_set(run, sets):
         assert honest[key] == other[key]
 
 
-def test_a_target_network_can_be_tuned(run, sets):
-    found = finetune(run, sets, "encoder", dataclasses.replace(QUICK, lrs=(0.01,), steps=2), network="target")
-    assert found["network"] == "target" and found["temperature"] is None
+def test_a_target_network_can_be_tuned(small_run, sets):
+    run = simplicia.load(small_run, "cpu")
+    with torch.no_grad():
+        for parameter in run.method.target.encoder.parameters():
+            parameter.zero_()
+    model = Classifier(run, 3, None, "target")
+    assert all(not p.any() and p.requires_grad for p in model.encoder.parameters())
+    settings = dataclasses.replace(QUICK, lrs=(0.1,), steps=30)
+    online, blind = (finetune(run, sets, "encoder", settings, network) for network in ("online", "target"))
+    assert blind["network"] == "target" and blind["temperature"] is None
+    assert blind["accuracy"] == pytest.approx(100 / 3) and online["accuracy"] > 50
+
+
+def test_an_embed_run_is_tuned_through_a_softmax(embed_run, sets):
+    run = simplicia.load(embed_run, "cpu")
+    assert trainable_layer(run, None) == "encoder" and default_layer(run, None) == "embedder"
+    model = Classifier(run, 3, 0.5).eval()
+    seen = []
+    model.head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach()))
+    with torch.no_grad():
+        model(run.view(sets.test.images))
+    torch.testing.assert_close(seen[0], run.encode(sets.test.images, "sem", 0.5))
+
+
+def test_a_model_that_diverged_is_told(run, sets):
+    with pytest.raises(UserError, match="diverged; lower lrs"):
+        finetune(run, sets, "encoder", dataclasses.replace(QUICK, lrs=(1e30,)))
 
 
 def test_mistakes_are_one_line_and_status_two(small_run, plain_run, colours, draw, tmp_path, fails):
@@ -114,3 +140,4 @@ def test_mistakes_are_one_line_and_status_two(small_run, plain_run, colours, dra
     assert "BatchNorm needs at least 2" in told("--batch-size", 1)
     assert "crop_scale" in told("--crop-scale", 0.5, 0.1)
     assert "temperature is -1" in told("--temperature", -1)
+    assert "temperature is 0.0; it must be above 0" in told("--temperature", 0)

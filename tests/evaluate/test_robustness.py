@@ -139,3 +139,10 @@ def test_mistakes_are_one_line_and_status_two(small_run, colours, sets, draw, fa
     hostile = arrays(tmp_path / "hostile", sets)
     np.save(hostile / "fog.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     assert "fog.npy cannot be read as an array" in told("--sets", hostile)
+    (hostile / "fog.npy").write_bytes(b"")
+    assert "fog.npy cannot be read as an array" in told("--sets", hostile)
+    with (hostile / "fog.npy").open("wb") as file:
+        np.savez(file, fog=np.zeros(5))
+    assert "it is an archive of several" in told("--sets", hostile)
+    (hostile / "fog.npy").write_bytes(b"PK\x03\x04 torn")
+    assert "fog.npy cannot be read as an array" in told("--sets", hostile)

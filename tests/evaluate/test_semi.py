@@ -11,6 +11,7 @@ from simplicia import cli
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate.features import labelled
+from simplicia.evaluate.finetune import Trial
 from simplicia.evaluate.semi import SemiSettings, semi, subset
 
 QUICK = SemiSettings(fraction=0.5, lrs=(0.1,), epochs=(1, 2), temperatures=(0.1, 1.0), batch_size=16)
@@ -33,8 +34,9 @@ def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
     found, said = json.loads(out.read_text()), capsys.readouterr().out
     assert f"{found['accuracy']:.1f} ±" in said and "not the paper's list" in found["labelled_list"]
     assert found["labelled_images"] == 12 and found["fraction"] == 0.25 and found["validation_images"] == 3
-    assert found["top5_accuracy"] == 100  # of three classes
-    assert [(row["lr"], row["steps"]) for row in found["trials"]] == [(0.1, 1), (0.1, 2)]
+    assert "top5_accuracy" not in found and found["train_images"] == 12  # five guesses of three classes
+    assert [(row["lr"], row["epochs"]) for row in found["trials"]] == [(0.1, 1), (0.1, 2)]
+    assert found["steps"] == found["epochs"]  # twelve images are one batch of eight
 
 
 def test_the_papers_numbers_are_the_defaults():
@@ -64,6 +66,24 @@ def test_a_list_names_the_images(run, sets, tmp_path):
     assert found["temperature"] is None and len(found["trials"]) == 1
 
 
+def test_names_with_spaces_and_names_that_are_two_images(tmp_path):
+    images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
+    files = ("a/my cat.png", "a/1.png", "b/1.png")
+    train = ImageSet("t", images, torch.tensor([0, 0, 1]), classes=("a", "b"), files=files)
+    path = tmp_path / "list.txt"
+    path.write_text("  my cat.png\r\n\nb/1.png\n")
+    assert subset(train, 0.1, 0, path).files == ("a/my cat.png", "b/1.png")
+    path.write_text("my cat.png\n1.png")
+    with pytest.raises(UserError, match=r"names '1\.png', which is 'a/1\.png' or 'b/1\.png'"):
+        subset(train, 0.1, 0, path)
+
+
+def test_epochs_are_of_the_images_trained_on():
+    trial = Trial(0.1, None, None, epochs=30)
+    assert [trial.length(n, 8) for n in (5, 8, 31, 32)] == [30, 30, 90, 120]
+    assert Trial(0.1, 7, None).length(32, 8) == 7
+
+
 def test_choosing_never_sees_the_test_set_nor_other_labels(run, sets):
     train, test = sets
     honest = semi(run, train, test, "sem", QUICK)
@@ -86,6 +106,6 @@ def test_mistakes(run, sets, small_run, colours, tmp_path, fails):
     assert "is empty" in told("--list", tmp_path / "empty.txt")
     one_class = [f for f in train.files if "/red/" in f]
     (tmp_path / "red.txt").write_text("\n".join(one_class))
-    assert "none to train on" in told("--list", tmp_path / "red.txt")
+    assert "no training image shows: blue, green" in told("--list", tmp_path / "red.txt")
     with pytest.raises(UserError, match="no file names"):
         subset(dataclasses.replace(train, files=()), 0.1, 0, tmp_path / "red.txt")
