@@ -41,8 +41,9 @@ VERBS = {  # name: (module of simplicia.verbs, what it does)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0 when done, 2 when what was given was wrong."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        return _dispatch(words)
     except UserError as error:
         return _complain(str(error), 2)
     except Diverged as error:
@@ -58,9 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":
-            return _complain(
-                "the device is out of memory; a smaller --batch-size or --sem.simplices needs less", 2
-            )
+            less = "fewer images or another layer need less"
+            if words[0] == "pretrain":
+                less = "a smaller --batch-size or --sem.simplices needs less"
+            return _complain(f"the device is out of memory; {less}", 2)
         raise
 
 

@@ -65,7 +65,7 @@ def compare(runs: list[str | Path]) -> dict[str, Any]:
 def _measured(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
     found: dict[Row, Cell] = {}
     for result in results.read(folder):
-        if not isinstance(result.get("accuracy"), int | float):
+        if result.get("accuracy") is None:
             continue
         row = _row(result)
         if several := result.get("per_temperature"):
@@ -77,12 +77,36 @@ def _measured(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
 
 
 def _row(result: Cell) -> Row:
-    words = {"preset": "{}", "k": "k {}", "views": "views: {}", "epochs": "{} epochs"}
+    words = {
+        "preset": "{}",
+        "k": "k {}",
+        "views": "views: {}",
+        "epochs": "{} epochs",
+        "steps": "{} steps",
+        "fraction": "{:.3g} of the labels",
+        "labelled_list": "{}",
+        "tune_batch_size": "batch {}",
+        "weight_decay": "weight decay {}",
+    }
+    temperature = result.get("temperature")
+    shown = f"{temperature:g}" if isinstance(temperature, int | float) else "-"
+    if trials := result.get("trials"):
+        tried = {key: sorted({row[key] for row in trials if key in row}) for key in ("epochs", "temperature")}
+        if tried[
+            "epochs"
+        ]:  # the setting; what was chosen, and the steps it makes, may differ from run to run
+            result = {**result, "epochs": " or ".join(map(str, tried["epochs"])), "steps": None}
+        if len(tried["temperature"]) > 1:
+            shown = "chosen"
     told = [text.format(result[key]) for key, text in words.items() if result.get(key) is not None]
+    if trials:
+        told.append(f"{len(trials)} trials")
+    if path := result.get("path"):
+        ends = " to ".join(f"{row['regulariser']:.3g}" for row in (path[-1], path[0]))
+        told.append(f"{len(path)} regularisers from {ends}")
     if grid := result.get("grid"):
         rates = math.prod(len(values) for key, values in grid.items() if key != "temperatures")
         told.append(f"{rates} rates")
-    temperature = result.get("temperature")
     return Row(
         str(result.get("dataset")),
         str(result.get("test_images", "-")),
@@ -91,7 +115,7 @@ def _row(result: Cell) -> Row:
         ", ".join(told),
         str(result.get("network", "-")),
         str(result.get("layer") or "-"),
-        f"{temperature:g}" if isinstance(temperature, int | float) else "-",
+        shown,
     )
 
 
@@ -110,7 +134,7 @@ def _online(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
             continue
         if isinstance(line, dict):
             online = {k: v for k, v in line.items() if k.startswith("online_") and "_accuracy" in k}
-            last |= {k: v for k, v in online.items() if isinstance(v, int | float)}
+            last |= {k: v for k, v in online.items() if results.is_number(v)}
     found = {}
     for key, accuracy in last.items():
         layer, _, temperature = key.removeprefix("online_").replace("_accuracy", "").partition("@")
@@ -125,6 +149,8 @@ def _online(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
 
 def _order(row: Row) -> tuple:
     layers = [*LAYERS, row.layer]
-    number = row.temperature.split(" ")[0]
-    heat = float(number) if number.replace(".", "").replace("e-", "").isdigit() else -1.0
+    try:
+        heat = float(row.temperature.split(" ")[0])
+    except ValueError:
+        heat = -1.0
     return (*row[:6], layers.index(row.layer), heat, row.temperature)

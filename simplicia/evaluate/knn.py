@@ -9,7 +9,7 @@ from torch import Tensor
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate.features import check_classes, encoder_features
-from simplicia.evaluate.results import percent, result
+from simplicia.evaluate.results import K, percent, result
 from simplicia.neighbours import cosine, overlap, vote
 from simplicia.run import Run, represent
 
@@ -20,7 +20,7 @@ def knn(
     test: ImageSet,
     layer: str | None = None,
     temperature: float | None = None,
-    k: int = 20,
+    k: int = K,
     vote_temperature: float = 0.07,
     network: str = "online",
 ) -> dict[str, Any]:

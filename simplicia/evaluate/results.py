@@ -12,6 +12,24 @@ from simplicia.errors import UserError
 from simplicia.provenance import commit, versions
 from simplicia.run import Run
 
+K = 20  # the neighbours that vote, unless another number is asked for
+_NUMBERS = (
+    "accuracy",
+    "standard_error",
+    "standard_deviation",
+    "top5_accuracy",
+    "temperature",
+    "fraction",
+    "epochs",
+    "regulariser",
+)
+# of each part with rows: what every row has
+_PARTS: dict[str, tuple[str, ...]] = {
+    "per_temperature": ("accuracy",),
+    "trials": (),
+    "path": ("regulariser",),
+}
+
 
 def result(
     run: Run,
@@ -86,6 +104,13 @@ def over_seeds(correct: Sequence[int], total: int, top5: Sequence[int] | None = 
 def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
     """The file of a measurement: what it is of the run's own, or what else it is of, so that none is lost."""
     words = [protocol, str(found["layer"])]
+    chosen = found.get("per_temperature") or "temperature" in found["selected"]
+    if found["layer"] == "sem" and not chosen and found["temperature"] != run.recipe.sem.temperature:
+        words.append(f"at-{found['temperature']:g}")
+    if found.get("k", K) != K:
+        words.append(f"k-{found['k']}")
+    if "fraction" in found:
+        words.append(f"{100 * found['fraction']:.3g}-percent")
     if found["dataset"] != Path(run.recipe.data).name:
         words.append(re.sub(r"[^A-Za-z0-9._]+", "_", found["dataset"]))
     if found["network"] != "online":
@@ -107,7 +132,24 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def _is_formed(value: dict[str, Any]) -> bool:
-    """Whether the parts that have parts are what ``result`` makes them."""
-    several, grid = value.get("per_temperature") or [], value.get("grid") or {}
-    rows = isinstance(several, list) and all(isinstance(row, dict) and "accuracy" in row for row in several)
-    return rows and isinstance(grid, dict) and all(isinstance(values, list) for values in grid.values())
+    """Whether numbers are numbers, and the parts that have parts what ``result`` makes them."""
+    grid = value.get("grid") or {}
+    if not isinstance(grid, dict) or not all(isinstance(values, list) for values in grid.values()):
+        return False
+    parts: list[tuple[Any, tuple[str, ...]]] = [(value, ())]
+    for key, needed in _PARTS.items():
+        rows = value.get(key) or []
+        if not isinstance(rows, list):
+            return False
+        parts += [(row, needed) for row in rows]
+    return all(
+        isinstance(part, dict)
+        and all(key in part for key in needed)
+        and all(is_number(part[key]) for key in _NUMBERS if part.get(key) is not None or key in needed)
+        for part, needed in parts
+    )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a JSON file is a number that can be computed with and shown."""
+    return isinstance(value, int | float) and -1e300 < value < 1e300

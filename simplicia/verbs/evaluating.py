@@ -1,5 +1,6 @@
 """Verbs that measure a run or use it: probe, knn, compare, encode."""
 
+import dataclasses
 import json
 import sys
 from typing import Any
@@ -50,7 +51,9 @@ def probe(arguments: list[str]) -> None:
         )
     finally:
         bar.close()
-    found["preset"] = preset_name
+    untouched = dataclasses.replace(preset(preset_name), seed=settings.seed, seeds=settings.seeds)
+    changed = settings != untouched  # seeds only repeat a protocol
+    found["preset"] = f"{preset_name}, changed" if changed else preset_name
     rows = found["per_temperature"] or [found]
     table(
         f"offline linear probe, {found['layer']}, {found['dataset']}, {found['network']} network",
@@ -79,21 +82,21 @@ def probe(arguments: list[str]) -> None:
         print(f"chosen on validation: temperature {found['temperature']:g}, test {_accuracy(found)} %")
     if settings.seeds > 1:
         print(f"mean of {settings.seeds} seeds ± their standard deviation")
-    protocol = "probe" if preset_name == "quick" else f"probe-{preset_name}"
+    protocol = "probe" if preset_name == "quick" else f"probe-{preset_name}" + "-changed" * changed
     print(f"written to {run.write_result(name(run, protocol, found), found, given['json'])}")
 
 
 def knn(arguments: list[str]) -> None:
     from simplicia.evaluate.features import labelled
     from simplicia.evaluate.knn import knn
-    from simplicia.evaluate.results import name
+    from simplicia.evaluate.results import K, name
     from simplicia.run import load
 
     parser = measuring(
         "knn", "Votes of the nearest training images, weighted by cosine (on codes: by overlap)."
     )
     parser.add_argument("--temperature", type=temperature, help="of SEM (default: the run's own)")
-    parser.add_argument("--k", type=positive, default=20)
+    parser.add_argument("--k", type=positive, default=K, help=f"neighbours that vote (default: {K})")
     given = parser.parse(arguments)
     run = load(given.run, given.device)
     layer = run.check_layer(given.layer)
@@ -111,8 +114,7 @@ def knn(arguments: list[str]) -> None:
             ]
         ],
     )
-    at = f"-at-{given.temperature:g}" if layer == "sem" and given.temperature is not None else ""
-    print(f"written to {run.write_result(name(run, 'knn', found) + at, found, given.json)}")
+    print(f"written to {run.write_result(name(run, 'knn', found), found, given.json)}")
 
 
 def compare(arguments: list[str]) -> None:

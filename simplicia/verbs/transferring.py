@@ -13,7 +13,7 @@ def transfer(arguments: list[str]) -> None:
     parser = measuring(
         "transfer",
         "Logistic regression on frozen features, its regulariser chosen on validation images, tested once. "
-        "Layer: codes if the run has them, else encoder.",
+        "Layer: codes if the run was trained with them, else what it was trained with.",
     )
     parser.add_argument("--temperature", type=temperature, help="of layer sem (default: the run's own)")
     given, settings = _settings(parser, TransferSettings(), arguments)
@@ -28,7 +28,7 @@ def transfer(arguments: list[str]) -> None:
     )
     if not found["converged"]:
         print("the last fit did not converge")
-    _write(run, f"transfer-{found['dataset']}", found, given["json"])
+    _write(run, "transfer", found, given["json"])
 
 
 def finetune(arguments: list[str]) -> None:
@@ -51,7 +51,7 @@ def finetune(arguments: list[str]) -> None:
         ["rate", "validation %", "test %", "mean of classes %"],
         [[f"{found['lr']:.3g}", *_numbers(found)]],
     )
-    _write(run, f"finetune-{found['dataset']}", found, given["json"])
+    _write(run, "finetune", found, given["json"])
 
 
 def semi(arguments: list[str]) -> None:
@@ -82,11 +82,11 @@ def semi(arguments: list[str]) -> None:
                 str(found["epochs"]),
                 tau,
                 *_numbers(found),
-                f"{found['top5_accuracy']:.1f}",
+                f"{found['top5_accuracy']:.1f}" if "top5_accuracy" in found else "-",
             ]
         ],
     )
-    _write(run, f"semi-{found['dataset']}-{100 * found['fraction']:.3g}", found, given["json"])
+    _write(run, "semi", found, given["json"])
 
 
 def robustness(arguments: list[str]) -> None:
@@ -100,7 +100,7 @@ def robustness(arguments: list[str]) -> None:
     parser = measuring(
         "robustness",
         "A linear probe trained on clean images (of --data) and tested on other sets. "
-        "Layer: codes if the run has them, else encoder.",
+        "Layer: codes if the run was trained with them, else what it was trained with.",
     )
     parser.add_argument("--temperature", type=temperature, help="of layer sem (default: the run's own)")
     parser.add_argument(
@@ -130,7 +130,7 @@ def robustness(arguments: list[str]) -> None:
             )
     title = f"robustness, {found['dataset']}, {layer}, {found['network']} network"
     table(title, ["set", "severities 1 to 5, %", "images", "accuracy %"], rows)
-    _write(run, f"robustness-{found['dataset']}", found, given["json"])
+    _write(run, "robustness", found, given["json"])
 
 
 def _numbers(found: dict[str, Any]) -> list[str]:
@@ -141,10 +141,10 @@ def _numbers(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _write(run: Any, name: str, found: dict[str, Any], path: str | None) -> None:
-    network = "" if found["network"] == "online" else f"-{found['network']}"
-    written = run.write_result(f"{name}-{found['layer']}{network}", found, path)
-    print(f"written to {written}")
+def _write(run: Any, protocol: str, found: dict[str, Any], path: str | None) -> None:
+    from simplicia.evaluate.results import name
+
+    print(f"written to {run.write_result(name(run, protocol, found), found, path)}")
 
 
 def _settings(parser: Any, defaults: Any, arguments: list[str]) -> tuple[dict[str, Any], Any]:

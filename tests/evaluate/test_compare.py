@@ -60,9 +60,11 @@ def rows(found, **wanted):
 
 
 def test_the_verb_writes_the_papers_protocol(runs):
-    found = json.loads((runs / "byol-sem/results/probe-cifar-sem.json").read_text())
+    found = json.loads((runs / "byol-sem/results/probe-cifar-changed-sem.json").read_text())
     assert found["protocol"] == "offline linear probe" and found["online"] is False
-    assert found["preset"] == "cifar" and found["views"] == "crop and flip" and found["seeds"] == [0, 1]
+    assert (
+        found["preset"] == "cifar, changed" and found["views"] == "crop and flip" and found["seeds"] == [0, 1]
+    )
     assert set(found["selected"]) == {"lr", "l1", "l2"} and found["selected"]["lr"] in (0.01, 0.1, 0.2)
     assert [row["temperature"] for row in found["per_temperature"]] == [1e-4, 0.001, 0.01, 0.1, 1, 10]
     matrix = found["temperature_matrix"]["accuracy"]
@@ -156,6 +158,73 @@ def test_mistakes_are_one_line_and_status_two(runs, folder, tmp_path, capsys):
     for path in sorted((lonely / "train/class2").iterdir())[1:]:
         path.unlink()
     assert "'class2' has 1" in complaint(capsys, "probe", byol, "--data", lonely)
+
+
+def tuned(**more):
+    """A result of semi, or with other fields of another protocol."""
+    trials = [{"lr": 0.1, "epochs": e, "temperature": t} for e in (1, 2) for t in (0.1, 1.0)]
+    found = {"protocol": "semi-supervised, fine-tuned", "dataset": "d", "layer": "sem", "network": "online"}
+    found |= {
+        "accuracy": 50.0,
+        "temperature": 0.1,
+        "epochs": 1,
+        "steps": 3,
+        "fraction": 0.1,
+        "trials": trials,
+    }
+    return found | {"labelled_list": "drawn from seed 0", "tune_batch_size": 8, "weight_decay": 0.0} | more
+
+
+def test_what_was_chosen_is_not_in_the_row_and_what_was_set_is(runs, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        (folder / "results").mkdir(parents=True)
+        shutil.copy(runs / "byol" / "recipe.yaml", folder)
+
+    def shared(first, second):
+        (one / "results/a.json").write_text(json.dumps(first))
+        (other / "results/a.json").write_text(json.dumps(second))
+        return len(compare([one, other])["rows"]) == 1
+
+    assert shared(tuned(), tuned(temperature=1.0, epochs=2, steps=6))
+    (row,) = compare([one, other])["rows"]
+    assert row["temperature"] == "chosen" and "1 or 2 epochs" in row["variant"]
+    assert not shared(tuned(), tuned(fraction=0.01))
+    assert not shared(tuned(), tuned(labelled_list="1percent.txt"))
+    fixed = [{"lr": 0.1, "steps": 5, "temperature": 1.0}]
+    finetuned = tuned(trials=fixed, fraction=None, labelled_list=None, epochs=None, temperature=1.0)
+    assert shared(finetuned, finetuned) and not shared(finetuned, finetuned | {"steps": 20})
+    assert not shared(finetuned, finetuned | {"temperature": 0.5})
+    path = [{"regulariser": r, "validation_accuracy": 1.0} for r in (10.0, 1.0, 0.1)]
+    plain = {"protocol": "transfer", "accuracy": 1.0, "path": path}
+    assert shared(plain, plain | {"regulariser": 1.0}) and not shared(plain, plain | {"path": path[1:]})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"accuracy": "high"},
+        {"accuracy": float("nan")},
+        {"accuracy": 10**400},
+        {"standard_error": "x"},
+        {"temperature": [1]},
+        {"fraction": "x"},
+        {"trials": 3},
+        {"trials": [3]},
+        {"trials": [{"epochs": 1}, {"epochs": "x"}]},
+        {"path": [{}]},
+        {"path": [{"regulariser": "x"}]},
+        {"per_temperature": [{"accuracy": None}]},
+    ],
+)
+def test_results_with_numbers_that_are_none_are_left_out(runs, tmp_path, damage):
+    copied = tmp_path / "run"
+    shutil.copytree(runs / "byol", copied)
+    before = compare([copied])["rows"]
+    (copied / "results/odd.json").write_text(json.dumps(tuned()))
+    assert len(compare([copied])["rows"]) == len(before) + 1
+    (copied / "results/odd.json").write_text(json.dumps(tuned(**damage)))
+    assert compare([copied])["rows"] == before
 
 
 def test_damaged_and_foreign_files(runs, tmp_path, capsys):

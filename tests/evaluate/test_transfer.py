@@ -127,13 +127,50 @@ def test_mistakes_are_one_line_and_status_two(
     assert "class 'blue' of lonely has one image" in told("--data", lonely)
     unseen = draw(tmp_path / "unseen", {"train": 3, "test": 2})
     shutil.rmtree(unseen / "train" / "green")
-    assert "class 'green' of unseen has images to test but none to train on" in told("--data", unseen)
+    assert "unseen tests classes that no training image shows: green" in told("--data", unseen)
     other = draw(tmp_path / "other", {"train": 3, "val": 2, "test": 2})
     draw(other / "val", {".": 2}, colours={"grey": (90, 90, 90)})
     assert "has class 'grey', which train does not have" in told("--data", other)
     loose = tmp_path / "loose"
     shutil.copytree(colours / "test" / "red", loose)
     assert "no labels" in told("--data", loose)
+
+
+def test_the_target_network_is_what_is_measured(small_run, colours):
+    run = simplicia.load(small_run, "cpu")
+    sets = splits(run, str(colours))
+    online = transfer(run, sets, "encoder", settings=FEW)
+    with torch.no_grad():
+        for parameter in run.method.target.encoder.parameters():
+            parameter.zero_()
+    run.features.clear()
+    blind = transfer(run, sets, "encoder", settings=FEW, network="target")
+    assert features(run, sets.test.images, "encoder", network="target").features.std(0).max() == 0
+    assert blind["accuracy"] == pytest.approx(100 / 3) and blind["network"] == "target"
+    assert transfer(run, sets, "encoder", settings=FEW)["accuracy"] == online["accuracy"] > 60
+
+
+def test_every_temperature_has_its_file(small_run, colours, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(small_run, copied)
+    words = ["transfer", copied, "--data", colours, "--regularisers", 2, "--layer", "sem"]
+    for temperature in (0.1, 1):
+        assert cli.main([*map(str, words), "--temperature", str(temperature)]) == 0
+    for k in (3, 20):
+        assert cli.main(["knn", str(copied), "--data", str(colours), "--layer", "codes", "--k", str(k)]) == 0
+    found = {path.name: json.loads(path.read_text()) for path in (copied / "results").iterdir()}
+    assert found["transfer-sem-at-0.1.json"]["temperature"] == 0.1
+    assert found["transfer-sem.json"]["temperature"] == 1
+    assert found["knn-codes-k-3.json"]["k"] == 3 and found["knn-codes.json"]["k"] == 20
+
+
+def test_classes_in_another_order_are_told(run, sets):
+    from simplicia.errors import UserError
+    from simplicia.evaluate.features import check_classes
+
+    turned = dataclasses.replace(sets.test, classes=sets.test.classes[::-1])
+    with pytest.raises(UserError, match="the same names in another order"):
+        check_classes(sets.train, turned)
 
 
 def test_a_diverged_run_is_told(small_run, colours):
