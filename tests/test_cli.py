@@ -147,6 +147,7 @@ def test_encode_turns_images_into_codes(run, tmp_path, capsys):
     assert cli.main(["encode", str(run), str(photos), "--layer", "codes", "--out", str(out)]) == 0
     assert "broken.jpg" in capsys.readouterr().err
     with np.load(out) as arrays:  # refuses pickles by default
+        assert set(arrays) == {"codes", "files"}
         assert list(arrays["files"]) == names
         assert arrays["codes"].dtype == np.uint8 and arrays["codes"].shape == (4, 8)
         assert (arrays["codes"] == simplicia.load(run).encode(images, "codes").numpy()).all()

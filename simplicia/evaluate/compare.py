@@ -91,12 +91,13 @@ def _row(result: Cell) -> Row:
     temperature = result.get("temperature")
     shown = f"{temperature:g}" if isinstance(temperature, int | float) else "-"
     if trials := result.get("trials"):
-        tried = {key: sorted({row[key] for row in trials if key in row}) for key in ("epochs", "temperature")}
-        if tried[
-            "epochs"
-        ]:  # the setting; what was chosen, and the steps it makes, may differ from run to run
-            result = {**result, "epochs": " or ".join(map(str, tried["epochs"])), "steps": None}
-        if len(tried["temperature"]) > 1:
+        epochs, temperatures = (
+            sorted({row[key] for row in trials if row.get(key) is not None})
+            for key in ("epochs", "temperature")
+        )
+        if epochs:  # those tried, which are a setting; each run may have chosen its own, and so its steps
+            result = {**result, "epochs": " or ".join(map(str, epochs)), "steps": None}
+        if len(temperatures) > 1:
             shown = "chosen"
     told = [text.format(result[key]) for key, text in words.items() if result.get(key) is not None]
     if trials:

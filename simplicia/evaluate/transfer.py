@@ -105,9 +105,7 @@ def features(
 
 
 def default_layer(run: Run, layer: str | None) -> str:
-    """The layer asked for; by default codes, as the paper has it, or what a run without codes is trained by:
-    the encoder, or for bottleneck "embed" the embedder.
-    """
+    """The layer asked for; by default codes, as the paper has it, or what a run trained without them has."""
     trained_with = "embedder" if run.recipe.bottleneck == "embed" else run.layers()[-1]
     return run.check_layer(layer or trained_with)
 

@@ -212,6 +212,7 @@ def test_what_was_chosen_is_not_in_the_row_and_what_was_set_is(runs, tmp_path):
         {"trials": 3},
         {"trials": [3]},
         {"trials": [{"epochs": 1}, {"epochs": "x"}]},
+        {"trials": [{"temperature": 1}, {"temperature": []}]},
         {"path": [{}]},
         {"path": [{"regulariser": "x"}]},
         {"per_temperature": [{"accuracy": None}]},
