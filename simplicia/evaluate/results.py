@@ -111,11 +111,18 @@ def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
         words.append(f"k-{found['k']}")
     if "fraction" in found:
         words.append(f"{100 * found['fraction']:.3g}-percent")
+    if found.get("list_file") is not None:
+        words.append(_plain(found["list_file"]))
     if found["dataset"] != Path(run.recipe.data).name:
-        words.append(re.sub(r"[^A-Za-z0-9._]+", "_", found["dataset"]))
+        words.append(_plain(found["dataset"]))
     if found["network"] != "online":
         words.append(found["network"])
     return "-".join(words)
+
+
+def _plain(word: str) -> str:
+    """A name of someone else's as a part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._]+", "_", word)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

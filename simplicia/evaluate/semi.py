@@ -119,6 +119,7 @@ def semi(
         fraction=len(labelled) / len(train),
         labelled_images=len(labelled),
         labelled_list=drawn if names is None else names.name,
+        list_file=None if names is None else names.name,
         validation_accuracy=max(row["validation_accuracy"] for row in rows),
         validation_images=len(sets[1]),
         tune_batch_size=settings.batch_size,

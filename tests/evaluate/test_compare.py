@@ -86,6 +86,14 @@ def test_the_verb_writes_the_papers_protocol(runs):
     assert schema <= found.keys()
 
 
+def test_seeds_repeat_a_preset_and_other_settings_change_it(runs, tmp_path):
+    for words, preset in ((["--seeds", "2", "--seed", "5"], "quick"), (["--epochs", "3"], "quick, changed")):
+        path = tmp_path / "p.json"
+        probe = ["probe", str(runs / "byol"), "--quiet", "--json", str(path)]
+        assert cli.main([*probe, *words]) == 0
+        assert json.loads(path.read_text())["preset"] == preset
+
+
 def test_what_was_measured_alike_shares_a_row(runs):
     found = compare([runs / "byol", runs / "byol-sem"])
     assert [run["recipe"] for run in found["runs"]] == ["byol", "byol-sem"]

@@ -12,6 +12,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate.features import labelled
 from simplicia.evaluate.finetune import Trial
+from simplicia.evaluate.results import name
 from simplicia.evaluate.semi import SemiSettings, semi, subset
 
 QUICK = SemiSettings(fraction=0.5, lrs=(0.1,), epochs=(1, 2), temperatures=(0.1, 1.0), batch_size=16)
@@ -37,6 +38,19 @@ def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
     assert "top5_accuracy" not in found and found["train_images"] == 12  # five guesses of three classes
     assert [(row["lr"], row["epochs"]) for row in found["trials"]] == [(0.1, 1), (0.1, 2)]
     assert found["steps"] == found["epochs"]  # twelve images are one batch of eight
+
+
+def test_a_list_and_a_drawn_share_have_files_of_their_own(run, sets, tmp_path):
+    train, test = sets
+    path = tmp_path / "my list.txt"
+    path.write_text("\n".join(train.files[::2]))
+    quick = dataclasses.replace(QUICK, epochs=(1,))
+    listed, drawn, fewer = (
+        name(run, "semi", semi(run, train, test, "encoder", dataclasses.replace(quick, **more), names))
+        for more, names in (({}, path), ({}, None), ({"fraction": 0.25}, None))
+    )
+    assert listed == "semi-encoder-50-percent-my_list.txt"
+    assert drawn == "semi-encoder-50-percent" and fewer == "semi-encoder-25-percent"
 
 
 def test_the_papers_numbers_are_the_defaults():
