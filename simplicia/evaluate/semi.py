@@ -112,7 +112,8 @@ def semi(
         network=network,
         layer=layer,
         **chosen.told(),
-        selected=chosen.told(),
+        # what there was only one of was not chosen
+        selected={key: v for key, v in chosen.told().items() if len({row[key] for row in rows}) > 1},
         steps=chosen.length(len(labelled), settings.batch_size),
         **accuracies(scores.argmax(1), test.labels, top5),
         train_images=len(labelled),

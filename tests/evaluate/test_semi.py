@@ -37,6 +37,7 @@ def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
     assert found["labelled_images"] == 12 and found["fraction"] == 0.25 and found["validation_images"] == 3
     assert "top5_accuracy" not in found and found["train_images"] == 12  # five guesses of three classes
     assert [(row["lr"], row["epochs"]) for row in found["trials"]] == [(0.1, 1), (0.1, 2)]
+    assert found["selected"] == {"epochs": found["epochs"]} and found["temperature"] == 1
     assert found["steps"] == found["epochs"]  # twelve images are one batch of eight
 
 
