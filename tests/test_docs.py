@@ -78,9 +78,20 @@ def test_the_readmes_cifar_numbers_are_the_stored_ones():
                 assert f"| {label} | {layer} | {probed} | {found['train_seconds']:.0f} |" in page
 
 
-def test_the_readme_states_the_earlier_demo_as_stored():
+def test_the_readme_states_the_earlier_demos_as_stored():
     import json
 
-    found = json.loads((ROOT / "results/demo/shapes-byol-earlier.json").read_text())["probes"]
-    base, *_, sem = (row["accuracy"] for row in found)
-    assert f"gave {base:.1f} for BYOL's encoder and {sem:.1f} for SEM" in (ROOT / "README.md").read_text()
+    page = " ".join((ROOT / "README.md").read_text().split())
+    for name in ("earlier", "second"):
+        found = json.loads((ROOT / f"results/demo/shapes-byol-{name}.json").read_text())["probes"]
+        base, *_, sem = (row["accuracy"] for row in found)
+        assert f"{base:.1f} for BYOL's encoder and {sem:.1f} for SEM at temperature 1" in page
+
+
+def test_the_analyses_times_are_the_stored_ones():
+    import json
+
+    page = (ROOT / "docs/analyze.md").read_text()
+    for row in json.loads((ROOT / "results/bench/analyze.json").read_text()):
+        sizes = f"{row['images']:,} | {row['fit_images']:,}"
+        assert f"| {row['device']} | {sizes} | {row['seconds_total']:.0f} |" in page
