@@ -86,7 +86,9 @@ def test_the_grid_is_its_probes_trained_one_by_one(run, sets, nesterov):
         for i, rates in enumerate(grid):
             single = alone(x, labels, rates, settings)
             columns = slice(20 * i, 20 * i + 20)
-            torch.testing.assert_close(weight[t, :, columns].T, single.weight, rtol=1e-3, atol=1e-5)
+            # where L1 holds a weight at 0 rounding decides its sign: up to a few last steps of it
+            close = 1e-5 + 20 * 0.01 * rates.lr * rates.l1
+            torch.testing.assert_close(weight[t, :, columns].T, single.weight, rtol=1e-3, atol=close)
             torch.testing.assert_close(bias[t, 0, columns], single.bias, rtol=1e-3, atol=1e-5)
 
 
