@@ -95,3 +95,13 @@ def test_the_analyses_times_are_the_stored_ones():
     for row in json.loads((ROOT / "results/bench/analyze.json").read_text()):
         sizes = f"{row['images']:,} | {row['fit_images']:,}"
         assert f"| {row['device']} | {sizes} | {row['seconds_total']:.0f} |" in page
+
+
+def test_the_bottlenecks_accuracies_are_the_stored_ones():
+    import json
+
+    page = (ROOT / "docs/bottlenecks.md").read_text()
+    for row in json.loads((ROOT / "results/shapes/bottlenecks.json").read_text()):
+        accuracies = f"{row['knn_accuracy']:.1f} | {row['untrained_knn_accuracy']:.1f}"
+        assert f"| {row['bottleneck']} | {row['layer']} | {accuracies} |" in page
+        assert row["knn_accuracy"] > row["untrained_knn_accuracy"]
