@@ -18,10 +18,10 @@ from simplicia.analyze.coherence import (
     top_features,
     write_graphml,
 )
-from simplicia.analyze.simplices import simplices
 from simplicia.analyze.weights import accuracies, fit_weights
 from simplicia.methods.base import Network
 from simplicia.run import represent
+from simplicia.sem import simplicial
 
 MOST_K = 50
 GRAPHS = (1, 3, 5, 10)  # K of the graphs that are kept
@@ -52,7 +52,7 @@ def compare(
         if temperature is not None:
             vertices: Any = network.bottleneck.vertices  # type: ignore[attr-defined]
             found["embedder"] = represent(network, batch, "embedder").float()
-            found["sem"] = simplices(found["embedder"], vertices, temperature)
+            found["sem"] = simplicial(found["embedder"], vertices, temperature)
         return found
 
     epochs = 10 if features.device.type == "cpu" else 20

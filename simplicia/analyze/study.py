@@ -14,13 +14,13 @@ from simplicia.analyze.atlas import Atlas
 from simplicia.analyze.controls import compare
 from simplicia.analyze.entropy import EntropyHistogram
 from simplicia.analyze.retrieval import chance, curves, nearest, nearest_by_cosine
-from simplicia.analyze.simplices import simplices
 from simplicia.analyze.spectrum import effective_rank, spectrum
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.provenance import versions
 from simplicia.run import Run, represent
+from simplicia.sem import simplicial
 from simplicia.train.log import Progress
 
 BATCH = 256
@@ -151,7 +151,7 @@ class Study:
         small = torch.uint8 if vertices <= 256 else torch.int16
         codes, start = [], 0
         for logits in self._logits("what vertices fire on", self.features):
-            p = simplices(logits, vertices, self.temperature)
+            p = simplicial(logits, vertices, self.temperature)
             code = logits.unflatten(1, (self.simplices, vertices)).argmax(-1)
             atlas.add(code, p, None if self.labels is None else self.labels[start : start + len(p)])
             self.histogram.add(p)
@@ -163,7 +163,7 @@ class Study:
         parts = []
         for logits in self._logits("their images", self.features):
             groups = logits.unflatten(1, (self.simplices, vertices))[:, index // vertices]  # (N, features, V)
-            p = simplices(groups.flatten(1), vertices, self.temperature).view_as(groups)
+            p = simplicial(groups.flatten(1), vertices, self.temperature).view_as(groups)
             parts.append(p[:, torch.arange(len(index), device=device), index % vertices])
         shown = torch.cat(parts)
         best = shown.topk(min(TOP_IMAGES, len(shown)), dim=0)
@@ -210,7 +210,7 @@ class Study:
         some = self.features[_sample(len(self.features), 2000)]  # images may lie sorted by class
         for logits in self._logits("entropies", some):
             for tau, histogram in zip(others, histograms, strict=True):
-                histogram.add(simplices(logits, self.vertices, tau))
+                histogram.add(simplicial(logits, self.vertices, tau))
         rows += [
             (tau, len(some), histogram.result()) for tau, histogram in zip(others, histograms, strict=True)
         ]

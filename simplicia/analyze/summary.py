@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from simplicia.run import Run
+from simplicia.train.log import lines_of
 from simplicia.train.settings import as_dict
 
 POINTS = 400  # of a curve
@@ -47,14 +48,7 @@ def names(analyses: list[dict[str, Any]]) -> list[str]:
 
 def log(path: Path) -> dict[str, Any]:
     """The curves of a log, thinned, and its warnings."""
-    lines = []
-    for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):  # the torn last line of a killed process
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
+    lines = lines_of(path)
     warnings = [{"step": line["step"], "words": str(line["warning"])} for line in lines if "warning" in line]
     return {
         "train": _columns([line for line in lines if "loss" in line]),

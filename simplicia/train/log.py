@@ -12,7 +12,7 @@ class Log:
     """Appends to ``log.jsonl``; drops the lines after ``step``, which a resumed run will write again."""
 
     def __init__(self, path: Path, step: int, loggers: tuple[str, ...] = (), name: str = ""):
-        kept = [line for line in _lines(path) if line["step"] <= step]
+        kept = [line for line in lines_of(path) if line["step"] <= step]
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.rename(path)
@@ -77,7 +77,8 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log that are whole; none if it has no log."""
     lines = []
     for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:

@@ -19,8 +19,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # must be set before tr
 DEVICE = "cuda" if GPU else "cpu"
 kernels = pytest.mark.skipif(not (GPU or INTERPRETED), reason="runs in the interpreter's own process")
 gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
-# of the largest value; a GPU's exponentials and roots are approximate, and bf16 has 8 bits
-TOLERANCE = {torch.float32: 2e-4 if GPU else 2e-5, torch.bfloat16: 1e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest value; bf16 has 8 bits
 
 
 @pytest.mark.skipif(GPU or INTERPRETED, reason="the kernels run in this process")
