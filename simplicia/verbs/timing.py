@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from simplicia.options import Parser, positive, target
+from simplicia.options import Parser, add_settings, positive, target
 from simplicia.show import table
 
 
@@ -20,9 +20,16 @@ def bench(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=positive, default=100, help="for step (default: 100)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=target, metavar="PATH", help="where the numbers go as well")
+    from simplicia.train.recipe import Recipe
+
+    setters = add_settings(parser, Recipe(), skip=("name", "options"))
     given = parser.parse(arguments)
+    values = vars(given)
+    given.changes = {setting: values[name] for name, setting in setters.items() if values[name] is not None}
     if given.recipes and given.what != "step":
         parser.error(f"bench {given.what} takes no recipe, but was given {given.recipes[0]!r}")
+    if given.changes and given.what != "step":
+        parser.error(f"bench {given.what} takes no settings of a recipe, but was given {min(given.changes)}")
     rows = {"step": _step, "views": _views, "probe": _probe, "sem": _sem}[given.what](given)
     if given.json is not None:
         Path(given.json).write_text(json.dumps(rows, indent=1) + "\n")
@@ -32,10 +39,10 @@ def _step(given: Any) -> list[dict[str, Any]]:
     from simplicia.bench import bench_steps
 
     recipes = given.recipes or ["cifar100-byol", "cifar100-byol-sem"]
-    found = bench_steps(recipes, given.engines, given.steps, given.device, given.json)
+    found = bench_steps(recipes, given.engines, given.steps, given.device, given.json, **given.changes)
     rows = [
         [
-            row["recipe"],
+            " ".join([row["recipe"], *(f"{k}={v}" for k, v in row["changes"].items())]),
             row["engine"],
             f"{row['ms_per_step']:.2f}",
             f"{row['images_per_s']:,.0f}",
