@@ -51,7 +51,7 @@ class OptimSettings:
     warmup_epochs: float = 10.0
     warmup_lr: float = 3e-5  # where the warm-up starts
     min_lr: float = 0.0  # where the cosine ends
-    per_epoch: bool = True  # the rate changes once per epoch (False: at every step)
+    per_epoch: bool = False  # the rate changes once per epoch, as the paper's does (False: at every step)
     clip: float = 0.0  # largest norm of the gradient (0: no clipping)
     momentum_bits: Literal["32", "16"] = "32"  # precision in which momentum is kept
 

@@ -49,7 +49,7 @@ DATA: dict[str, dict[str, Any]] = {
         "epochs": 6,
         "batch_size": 64,
         "sem.simplices": 256,
-        "optim": {"name": "sgd", "weight_decay": 1e-4, "warmup_epochs": 1, "per_epoch": False},
+        "optim": {"name": "sgd", "weight_decay": 1e-4, "warmup_epochs": 1},
         "views": {"brightness": 0.6, "contrast": 0.6, "saturation": 0.8, "hue": 0.5, "jitter": 0.9},
         "views.crop_scale": (0.4, 1.0),
         "log_every": 20,
@@ -62,7 +62,6 @@ DATA: dict[str, dict[str, Any]] = {
         "epochs": 100,
         "batch_size": 0,
         "sem.simplices": 0,
-        "optim.per_epoch": False,
     },
 }
 # codebooks that suit the tiny encoder and a short run

@@ -94,10 +94,10 @@ def test_a_stem_as_a_product_of_patches_is_the_convolution():
         torch.testing.assert_close(plain(x), layer(x))
 
 
-def training(name, engine, fixed_views=True, **changes):
+def training(name, engine, fixed_views=True, precision="bf16", **changes):
     settings = {"epochs": 4, "batch_size": 64, "encoder": "tiny", **changes}
     recipe = with_changes(recipes.get(name), settings)
-    fabric = devices.fabric("cuda", 1, "bf16")
+    fabric = devices.fabric("cuda", 1, precision)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (640, 3, 32, 32), dtype=torch.uint8, generator=generator)
     data = ImageSet("random", images, torch.zeros(640, dtype=torch.long), classes=("none",))
@@ -114,36 +114,46 @@ def training(name, engine, fixed_views=True, **changes):
     return made
 
 
+def three_ways(name, **changes):
+    """Eager in 32 bits, eager in 16, captured: what 16 bits do to the plain step says what they may do."""
+    options = {"options": EXTRA.get(name.split("-")[1], {}), "sem.simplices": 200, **changes}
+    ways = ("eager", "32"), ("eager", "bf16"), ("captured", "bf16")
+    return [training(name, engine, precision=precision, **options) for engine, precision in ways]
+
+
 @gpu
 @pytest.mark.parametrize("bottleneck", ["", "-sem"])
 @pytest.mark.parametrize("name", methods.names())
 def test_captured_losses_are_the_eager_ones(name, bottleneck):
     # a low rate: where steps are wild, rounding grows into another path
     lr = 0.02 * recipes.get(f"cifar100-{name}").optim.lr
-    changes = {"options": EXTRA.get(name, {}), "sem.simplices": 200, "optim.warmup_epochs": 1, "optim.lr": lr}
-    eager, fast = (training(f"cifar100-{name}{bottleneck}", e, **changes) for e in ("eager", "captured"))
-    losses = [[t.step(i).loss.item() for i in range(20)] for t in (eager, fast)]
-    for i, (a, b) in enumerate(zip(*losses, strict=True)):
-        assert abs(a - b) < 0.03 * abs(a) + 0.01, (i, losses)
-    assert losses[0][0] != losses[0][-1]
+    ways = three_ways(f"cifar100-{name}{bottleneck}", **{"optim.warmup_epochs": 1, "optim.lr": lr})
+    losses = [[t.step(i).loss.item() for i in range(20)] for t in ways]
+    rounding = 0.0
+    for i, (exact, eager, fast) in enumerate(zip(*losses, strict=True)):
+        rounding = max(rounding, abs(exact - eager))
+        assert abs(eager - fast) < 0.01 * abs(eager) + 0.01 + 2 * rounding, (i, losses)
+    assert losses[0][0] != losses[0][-1] and rounding < 0.1 * abs(losses[0][-1])
 
 
 @gpu
+@pytest.mark.parametrize("large", [False, True])  # True: the projector's update inside its product
 @pytest.mark.parametrize("name", ["byol", "moco", "vicreg"])
-def test_captured_updates_are_the_eager_ones(name):
+def test_captured_updates_are_the_eager_ones(name, large, monkeypatch):
     """Every weight, target, momentum and running statistic, by how far it moved in five steps."""
+    if large:
+        monkeypatch.setattr("simplicia.train.captured.MANY", 1000)
     moved = []
-    for engine in ("eager", "captured"):
-        changes = {"options": EXTRA.get(name, {}), "sem.simplices": 200, "optim.warmup_epochs": 0}
-        made = training(f"cifar100-{name}-sem", engine, **changes, **{"optim.lr": 0.02})
+    for made in three_ways(f"cifar100-{name}-sem", **{"optim.warmup_epochs": 0, "optim.lr": 0.02}):
         before = {k: v.detach().double().cpu() for k, v in made.step.tensors().items()}
         for i in range(5):
             made.step(i)
         moved.append({k: v.detach().double().cpu() - before[k] for k, v in made.step.tensors().items()})
-    for key, eager in moved[0].items():
+    assert bool(made.step.large) == large
+    for key, exact in moved[0].items():
         if "queue" not in key:
-            most = 0.2 * eager.norm() + 1e-4 * eager.numel() ** 0.5
-            assert (eager - moved[1][key]).norm() <= most, key
+            eager, fast = ((by[key] - exact).norm() for by in moved[1:])
+            assert fast <= 1.5 * eager + 0.02 * exact.norm() + 1e-4 * exact.numel() ** 0.5, key
 
 
 @gpu

@@ -135,7 +135,7 @@ def test_plain_values_and_back():
 
 
 def test_learning_rate_warms_up_and_falls():
-    settings = OptimSettings(lr=1.0, warmup_epochs=10, warmup_lr=3e-5)
+    settings = OptimSettings(lr=1.0, warmup_epochs=10, warmup_lr=3e-5, per_epoch=True)
     rates = [learning_rate(settings, 512, epoch, 100) for epoch in range(100)]
     assert rates[0] == 3e-5 and rates[9] == rates[10] == 2.0
     assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
