@@ -8,7 +8,7 @@ import torch
 
 PARTS = {  # kind of work: what its kernels are called; the first that matches
     "update": r"^_(square|trust|move)\b",
-    "normalisation": r"^(sums|settle|apply|gradient_\w+|column_\w+|simplicial)$",
+    "normalisation": r"^(sums|apply|gradient_\w+|column_\w+|simplicial)$",
     "convolutions": r"conv|wgrad|dgrad|fprop|cudnn|implicit",
     "matrix products": r"gemm|nvjet|cutlass|cublas|splitk|triton_tem",
     "reductions": r"triton_(red|per)",

@@ -1,9 +1,14 @@
 """BatchNorm per view in few passes over memory: Triton kernels for the captured step.
 
 A channels-last map or a batch of vectors is a matrix of rows and channels, view after view. Maps are tall:
-sums are taken in parts, settled by a second small launch, applied by a third. Vectors are few: one program
-takes whole columns. Sums are float32 and in a fixed order, so results repeat bit for bit. Backward reads x
-and the gradient: a ReLU's mask (unless a residual was added) and a simplex's probabilities come from x again.
+sums are taken in parts, which the last program to be done settles, and applied by a second launch. Vectors
+are few: one program takes whole columns. Sums are float32 and in a fixed order, so results repeat bit for
+bit. Backward reads x and the gradient: a ReLU's mask (unless a residual was added) and a simplex's
+probabilities come from x again.
+
+Programs are counted in ``arrived``, an int32 for each block of channels, 0 between launches. Each layer has
+its own, since layers run side by side on two streams. An operator leaves it as it was and so does not name it
+as mutated: autograd can keep it for backward however often forward runs, and a compiler copies nothing.
 """
 
 import os
@@ -23,6 +28,8 @@ from simplicia.train import norm_kernels as kernels
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the same kernels on a CPU, slowly
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TILE = 4096  # elements a program has in hand at once
+AT_ONCE = 16  # parts of a sum that are read at once: with more, every program takes more registers
+BLOCK = 64  # channels of a map that a program takes, at most
 PROGRAMS = 264  # of a sum over a map: two for each multiprocessor of an H100 or H200
 
 
@@ -33,9 +40,13 @@ def fuse(module: nn.Module) -> None:
     """
     normalise_by_view(module)
     kinds: dict[type, type] = {ByView1d: _Fused1d, ByView2d: _Fused2d}
+    part: Any
     for part in module.modules():
         if type(part) in kinds:
             part.__class__ = kinds[type(part)]
+            blocks = triton.cdiv(part.num_features, BLOCK)
+            arrived = torch.zeros(blocks, dtype=torch.int32, device=part.weight.device)
+            part.register_buffer("arrived", arrived, persistent=False)
     for part in module.modules():
         if type(part) is nn.Sequential:
             for norm, after in pairwise(part):
@@ -57,19 +68,19 @@ class _Fused:
             return self.activated(x)
         if not (self.training and fits(x)):
             return super().forward(x)  # type: ignore[misc]
-        return normalise(x, self.weight, self.bias, self.statistics(x), None, False)
+        return normalise(x, self.weight, self.bias, self.statistics(x), self.arrived, None, False)
 
     def activated(self: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """ReLU(normalised x + residual)."""
         if not (self.training and fits(x, residual)):
             y = super().forward(x)  # type: ignore[misc]
             return F.relu(y if residual is None else y + residual)
-        return normalise(x, self.weight, self.bias, self.statistics(x), residual, True)
+        return normalise(x, self.weight, self.bias, self.statistics(x), self.arrived, residual, True)
 
     def statistics(self: Any, x: Tensor) -> Tensor:
         """The table that ``normalise`` takes; moves the running statistics."""
         running = self.running_mean, self.running_var, self.num_batches_tracked
-        given = x.detach(), self.weight.detach(), self.bias.detach(), *running
+        given = x.detach(), self.weight.detach(), self.bias.detach(), *running, self.arrived
         return view_statistics(*given, self.views, self.eps, self.momentum)
 
 
@@ -135,6 +146,7 @@ def view_statistics(
     mean: Tensor,
     variance: Tensor,
     batches: Tensor,
+    arrived: Tensor,
     views: int,
     eps: float,
     momentum: float,
@@ -151,9 +163,9 @@ def view_statistics(
         return statistics
     tile, parts, chunk = _map_parts(rows, channels, views)
     partial = x.new_empty(views, 2, parts, channels, dtype=torch.float32)
-    kernels.sums[parts, triton.cdiv(channels, tile["B"]), views](x, partial, rows, chunk, C=channels, **tile)
-    few = {"P": triton.next_power_of_2(parts), "B": 16, "num_warps": 8}
-    kernels.settle[(triton.cdiv(channels, 16),)](partial, parts, *running, VIEWS=views, C=channels, **few)
+    kernels.sums[parts, triton.cdiv(channels, tile["B"]), views](
+        x, partial, arrived, *running, chunk, VIEWS=views, C=channels, P=AT_ONCE, **tile
+    )
     return statistics
 
 
@@ -163,6 +175,7 @@ def normalise(
     weight: Tensor,
     bias: Tensor,
     statistics: Tensor,
+    arrived: Tensor,
     residual: Tensor | None,
     relu: bool,
 ) -> Tensor:
@@ -180,7 +193,7 @@ def normalise(
 
 @torch.library.custom_op("simplicia::normalise_backward", mutates_args=())
 def normalise_backward(
-    grad: Tensor, x: Tensor, y: Tensor | None, statistics: Tensor, relu: bool
+    grad: Tensor, x: Tensor, y: Tensor | None, statistics: Tensor, arrived: Tensor, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight, bias and residual; ``y`` is given where a residual was added."""
     views, channels = statistics.shape[1:]
@@ -201,13 +214,10 @@ def normalise_backward(
     partial = statistics.new_empty(views, 2, parts, channels)
     blocks = triton.cdiv(channels, tile["B"])
     given = grad, x, x if y is None else y
-    kernels.gradient_sums[parts, blocks, views](
-        *given, statistics, partial, dresidual, rows, chunk, **kind, **tile
-    )
     factors = torch.empty_like(statistics[:3])
-    few = {"P": triton.next_power_of_2(parts), "B": 16, "num_warps": 8}
-    kernels.gradient_settle[(triton.cdiv(channels, 16),)](
-        partial, parts, statistics, factors, *weights, rows, VIEWS=views, C=channels, **few
+    settled = partial, arrived, factors, *weights
+    kernels.gradient_sums[parts, blocks, views](
+        *given, statistics, *settled, dresidual, rows, chunk, VIEWS=views, P=AT_ONCE, **kind, **tile
     )
     grid = triton.cdiv(rows, tile["R"]), blocks, views
     masked = grad if y is None else dresidual
@@ -264,17 +274,17 @@ def batch_simplicial_backward(
 
 
 @view_statistics.register_fake
-def _(x, weight, bias, mean, variance, batches, views, eps, momentum):
+def _(x, weight, bias, mean, variance, batches, arrived, views, eps, momentum):
     return x.new_empty(4, views, x.shape[1], dtype=torch.float32)
 
 
 @normalise.register_fake
-def _(x, weight, bias, statistics, residual, relu):
+def _(x, weight, bias, statistics, arrived, residual, relu):
     return torch.empty_like(x)
 
 
 @normalise_backward.register_fake
-def _(grad, x, y, statistics, relu):
+def _(grad, x, y, statistics, arrived, relu):
     weights = statistics.new_empty(x.shape[1]), statistics.new_empty(x.shape[1])
     return torch.empty_like(x), *weights, x.new_empty(0) if y is None else torch.empty_like(x)
 
@@ -290,15 +300,15 @@ def _(grad, x, normaliser, statistics, inverse, scale, vertices):
 
 
 def _keep_normalise(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, _, _, statistics, residual, ctx.relu = inputs
-    ctx.save_for_backward(x, statistics, None if residual is None else output)
+    x, _, _, statistics, arrived, residual, ctx.relu = inputs
+    ctx.save_for_backward(x, None if residual is None else output, statistics, arrived)
 
 
 def _normalise_gradients(ctx: Any, grad: Tensor) -> tuple:
-    x, statistics, y = ctx.saved_tensors
+    x, y, *_ = ctx.saved_tensors
     grad = grad.contiguous(memory_format=_layout(x))
-    dx, dweight, dbias, dresidual = normalise_backward(grad, x, y, statistics, ctx.relu)
-    return dx, dweight, dbias, None, None if y is None else dresidual, None
+    dx, dweight, dbias, dresidual = normalise_backward(grad, *ctx.saved_tensors, ctx.relu)
+    return dx, dweight, dbias, None, None, None if y is None else dresidual, None
 
 
 def _keep_simplicial(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -335,7 +345,7 @@ def _one_per_simplex(x: Tensor, vertices: int) -> Tensor:
 
 
 def _map_tile(channels: int) -> dict[str, int]:
-    block = min(64, triton.next_power_of_2(channels))
+    block = min(BLOCK, triton.next_power_of_2(channels))
     return {"R": TILE // block, "B": block, "num_warps": 8}
 
 

@@ -1,6 +1,7 @@
 """The Triton kernels of ``norm.py``: a tile is R rows by B columns of a matrix with C columns.
 
-Statistics are a float32 table (4, views, channels): scale, shift, mean, 1/deviation.
+Statistics are a float32 table (4, views, channels): scale, shift, mean, 1/deviation. Sums over a map are
+taken in parts. Which program adds the parts of a block of channels is chance; in which order it does is not.
 """
 
 import triton
@@ -43,34 +44,99 @@ def _row_of(table, index, view, columns, inside, VIEWS, C: tl.constexpr):
 
 
 @triton.jit
-def _settle_view(
-    s, q, view, weight, bias, mean, variance, statistics, ROWS, eps, momentum, columns, inside, VIEWS, C
+def _settle(
+    s, q, view, weight, bias, statistics, ROWS, eps, columns, inside, VIEWS: tl.constexpr, C: tl.constexpr
 ):
-    """A view's row of the statistics; returns the running mean and variance moved on."""
+    """Write the statistics of one view, or of many as a tile, from the sums; returns mean and variance."""
     m = s / ROWS
     v = tl.maximum(q / ROWS - m * m, 0.0)
     rstd = 1 / tl.sqrt(v + eps)
-    scale = tl.load(weight + columns, mask=inside, other=0.0) * rstd
-    shift = tl.load(bias + columns, mask=inside, other=0.0) - m * scale
+    scale = weight * rstd
     at = statistics + view * C + columns
     tl.store(at, scale, mask=inside)
-    tl.store(at + VIEWS * C, shift, mask=inside)
+    tl.store(at + VIEWS * C, bias - m * scale, mask=inside)
     tl.store(at + 2 * VIEWS * C, m, mask=inside)
     tl.store(at + 3 * VIEWS * C, rstd, mask=inside)
-    unbiased = v * (ROWS / tl.maximum(ROWS - 1, 1))
-    return mean + momentum * (m - mean), variance + momentum * (unbiased - variance)
+    return m, v * (ROWS / tl.maximum(ROWS - 1, 1))  # unbiased
 
 
 @triton.jit
-def _count(batches, VIEWS):
-    if tl.program_id(0) == 0:
+def _weights(weight, bias, mean, variance, columns, inside):
+    """Weight and bias, running mean and variance."""
+    gain = tl.load(weight + columns, mask=inside, other=0.0)
+    offset = tl.load(bias + columns, mask=inside, other=0.0)
+    now = tl.load(mean + columns, mask=inside, other=0.0)
+    spread = tl.load(variance + columns, mask=inside, other=0.0)
+    return gain, offset, now, spread
+
+
+@triton.jit
+def _count(block, batches, VIEWS):
+    if block == 0:
         tl.store(batches, tl.load(batches) + VIEWS)
 
 
 @triton.jit
-def sums(x, partial, ROWS, CHUNK, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr):
-    part, view = tl.program_id(0), tl.program_id(2)
-    columns, inside = _columns(tl.program_id(1), C, B)
+def _last(arrived, block):
+    """Whether all other programs of a block of channels have stored their sums, so that this may read them.
+
+    The counter is 0 before a launch, and after it.
+    """
+    tl.debug_barrier()  # one thread counts for all of the program's: they must have stored
+    others = tl.num_programs(0) * tl.num_programs(2) - 1
+    last = tl.atomic_add(arrived + block, 1, sem="acq_rel", scope="gpu") == others
+    if last:
+        tl.store(arrived + block, 0)
+    return last
+
+
+@triton.jit
+def _tile_of_views(columns, inside, VIEWS: tl.constexpr):
+    """Views, columns and mask of a tile with a row for each view, as many as the next power of two."""
+    PADDED: tl.constexpr = triton.next_power_of_2(VIEWS)
+    view = tl.arange(0, PADDED)[:, None]
+    return view, columns[None, :], (view < VIEWS) & inside[None, :]
+
+
+@triton.jit
+def _totals(partial, view, columns, inside, C: tl.constexpr, P: tl.constexpr):
+    """Both sums over all parts, for a tile of views; P parts at a time."""
+    PARTS = tl.num_programs(0)
+    s = tl.zeros([view.shape[0], P, columns.shape[1]], tl.float32)
+    q = tl.zeros([view.shape[0], P, columns.shape[1]], tl.float32)
+    for first in tl.range(0, PARTS, P, loop_unroll_factor=2):
+        part = first + tl.arange(0, P)[None, :, None]
+        at = partial + (view[:, None, :] * 2 * PARTS + part) * C + columns[:, None, :]
+        there = (part < PARTS) & inside[:, None, :]
+        # past the multiprocessor's own cache, which does not hear of what others store
+        s += tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
+        q += tl.load(at + PARTS * C, mask=there, other=0.0, cache_modifier=".cg")
+    return tl.sum(s, 1), tl.sum(q, 1)
+
+
+@triton.jit
+def sums(
+    x,
+    partial,
+    arrived,
+    weight,
+    bias,
+    mean,
+    variance,
+    batches,
+    statistics,
+    ROWS,
+    eps,
+    momentum,
+    CHUNK,
+    VIEWS: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+    B: tl.constexpr,
+    P: tl.constexpr,
+):
+    part, block, view = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    columns, inside = _columns(block, C, B)
     end = tl.minimum((part + 1) * CHUNK, ROWS)
     s = tl.zeros([R, B], tl.float32)
     q = tl.zeros([R, B], tl.float32)
@@ -82,55 +148,19 @@ def sums(x, partial, ROWS, CHUNK, C: tl.constexpr, R: tl.constexpr, B: tl.conste
     at = partial + (view * 2 * tl.num_programs(0) + part) * C + columns
     tl.store(at, tl.sum(s, 0), mask=inside)
     tl.store(at + tl.num_programs(0) * C, tl.sum(q, 0), mask=inside)
-
-
-@triton.jit
-def _totals(partial, PARTS, which, columns, inside, VIEWS: tl.constexpr, C: tl.constexpr, P: tl.constexpr):
-    """The parts of all views added up: a row for each view, as many as the next power of two."""
-    PADDED: tl.constexpr = triton.next_power_of_2(VIEWS)
-    view, part = tl.arange(0, PADDED)[:, None, None], tl.arange(0, P)[None, :, None]
-    at = partial + ((view * 2 + which) * PARTS + part) * C + columns[None, None, :]
-    there = (view < VIEWS) & (part < PARTS) & inside[None, None, :]
-    return tl.sum(tl.load(at, mask=there, other=0.0), 1)
-
-
-@triton.jit
-def _of_view(rows, view, VIEWS: tl.constexpr):
-    PADDED: tl.constexpr = triton.next_power_of_2(VIEWS)
-    return tl.sum(tl.where(tl.arange(0, PADDED)[:, None] == view, rows, 0.0), 0)
-
-
-@triton.jit
-def settle(
-    partial,
-    PARTS,
-    weight,
-    bias,
-    mean,
-    variance,
-    batches,
-    statistics,
-    ROWS,
-    eps,
-    momentum,
-    VIEWS: tl.constexpr,
-    C: tl.constexpr,
-    P: tl.constexpr,
-    B: tl.constexpr,
-):
-    columns, inside = _columns(tl.program_id(0), C, B)
-    now = tl.load(mean + columns, mask=inside, other=0.0)
-    spread = tl.load(variance + columns, mask=inside, other=0.0)
-    sums = _totals(partial, PARTS, 0, columns, inside, VIEWS, C, P)  # both loads first: they wait together
-    squares = _totals(partial, PARTS, 1, columns, inside, VIEWS, C, P)
-    for view in tl.static_range(VIEWS):
-        s, q = _of_view(sums, view, VIEWS), _of_view(squares, view, VIEWS)
-        now, spread = _settle_view(
-            s, q, view, weight, bias, now, spread, statistics, ROWS, eps, momentum, columns, inside, VIEWS, C
+    if _last(arrived, block):
+        gain, offset, now, spread = _weights(weight, bias, mean, variance, columns, inside)
+        views, wide, real = _tile_of_views(columns, inside, VIEWS)
+        total, square = _totals(partial, views, wide, real, C, P)
+        m, v = _settle(
+            total, square, views, gain[None, :], offset[None, :], statistics, ROWS, eps, wide, real, VIEWS, C
         )
-    tl.store(mean + columns, now, mask=inside)
-    tl.store(variance + columns, spread, mask=inside)
-    _count(batches, VIEWS)
+        for i in tl.static_range(VIEWS):
+            now += momentum * (tl.sum(tl.where(views == i, m, 0.0), 0) - now)
+            spread += momentum * (tl.sum(tl.where(views == i, v, 0.0), 0) - spread)
+        tl.store(mean + columns, now, mask=inside)
+        tl.store(variance + columns, spread, mask=inside)
+        _count(block, batches, VIEWS)
 
 
 @triton.jit
@@ -151,8 +181,7 @@ def column_statistics(
     B: tl.constexpr,
 ):
     columns, inside = _columns(tl.program_id(0), C, B)
-    now = tl.load(mean + columns, mask=inside, other=0.0)
-    spread = tl.load(variance + columns, mask=inside, other=0.0)
+    gain, offset, now, spread = _weights(weight, bias, mean, variance, columns, inside)
     for view in tl.static_range(VIEWS):
         s = tl.zeros([R, B], tl.float32)
         q = tl.zeros([R, B], tl.float32)
@@ -162,12 +191,12 @@ def column_statistics(
             s += value
             q += value * value
         s, q = tl.sum(s, 0), tl.sum(q, 0)
-        now, spread = _settle_view(
-            s, q, view, weight, bias, now, spread, statistics, ROWS, eps, momentum, columns, inside, VIEWS, C
-        )
+        m, v = _settle(s, q, view, gain, offset, statistics, ROWS, eps, columns, inside, VIEWS, C)
+        now += momentum * (m - now)
+        spread += momentum * (v - spread)
     tl.store(mean + columns, now, mask=inside)
     tl.store(variance + columns, spread, mask=inside)
-    _count(batches, VIEWS)
+    _count(tl.program_id(0), batches, VIEWS)
 
 
 @triton.jit
@@ -198,23 +227,36 @@ def apply(
 
 
 @triton.jit
+def _factors(s, q, scale, mean, rstd, ROWS):
+    """a, b, c of dx = a * gradient + b * x + c, from the sums of gradient and gradient * normalised x."""
+    slope = rstd * q / ROWS
+    return scale, -scale * slope, scale * (slope * mean - s / ROWS)
+
+
+@triton.jit
 def gradient_sums(
     grad,
     x,
     y,
     statistics,
     partial,
+    arrived,
+    factors,
+    weight_grad,
+    bias_grad,
     dresidual,
     ROWS,
     CHUNK,
+    VIEWS: tl.constexpr,
     RELU: tl.constexpr,
     C: tl.constexpr,
     RESIDUAL: tl.constexpr,
     R: tl.constexpr,
     B: tl.constexpr,
+    P: tl.constexpr,
 ):
-    part, view, VIEWS = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
-    columns, inside = _columns(tl.program_id(1), C, B)
+    part, block, view = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    columns, inside = _columns(block, C, B)
     end = tl.minimum((part + 1) * CHUNK, ROWS)
     scale = _row_of(statistics, 0, view, columns, inside, VIEWS, C)
     shift = _row_of(statistics, 1, view, columns, inside, VIEWS, C)
@@ -236,47 +278,19 @@ def gradient_sums(
     at = partial + (view * 2 * tl.num_programs(0) + part) * C + columns
     tl.store(at, tl.sum(s, 0), mask=inside)
     tl.store(at + tl.num_programs(0) * C, tl.sum(q, 0) * rstd, mask=inside)
-
-
-@triton.jit
-def _factors(s, q, view, statistics, ROWS, columns, inside, VIEWS: tl.constexpr, C: tl.constexpr):
-    """a, b, c of dx = a * gradient + b * x + c, from the sums of gradient and gradient * normalised x."""
-    a = _row_of(statistics, 0, view, columns, inside, VIEWS, C)
-    mean = _row_of(statistics, 2, view, columns, inside, VIEWS, C)
-    slope = _row_of(statistics, 3, view, columns, inside, VIEWS, C) * q / ROWS
-    return a, -a * slope, a * (slope * mean - s / ROWS)
-
-
-@triton.jit
-def gradient_settle(
-    partial,
-    PARTS,
-    statistics,
-    factors,
-    weight_grad,
-    bias_grad,
-    ROWS,
-    VIEWS: tl.constexpr,
-    C: tl.constexpr,
-    P: tl.constexpr,
-    B: tl.constexpr,
-):
-    columns, inside = _columns(tl.program_id(0), C, B)
-    dweight = tl.zeros([B], tl.float32)
-    dbias = tl.zeros([B], tl.float32)
-    sums = _totals(partial, PARTS, 0, columns, inside, VIEWS, C, P)
-    products = _totals(partial, PARTS, 1, columns, inside, VIEWS, C, P)
-    for view in tl.static_range(VIEWS):
-        s, q = _of_view(sums, view, VIEWS), _of_view(products, view, VIEWS)
-        dbias += s
-        dweight += q
-        a, b, c = _factors(s, q, view, statistics, ROWS, columns, inside, VIEWS, C)
-        at = factors + view * C + columns
-        tl.store(at, a, mask=inside)
-        tl.store(at + VIEWS * C, b, mask=inside)
-        tl.store(at + 2 * VIEWS * C, c, mask=inside)
-    tl.store(weight_grad + columns, dweight, mask=inside)
-    tl.store(bias_grad + columns, dbias, mask=inside)
+    if _last(arrived, block):
+        views, wide, real = _tile_of_views(columns, inside, VIEWS)
+        scales = _row_of(statistics, 0, views, wide, real, VIEWS, C)
+        means = _row_of(statistics, 2, views, wide, real, VIEWS, C)
+        rstds = _row_of(statistics, 3, views, wide, real, VIEWS, C)
+        total, product = _totals(partial, views, wide, real, C, P)
+        a, b, c = _factors(total, product, scales, means, rstds, ROWS)
+        place = factors + views * C + wide
+        tl.store(place, a, mask=real)
+        tl.store(place + VIEWS * C, b, mask=real)
+        tl.store(place + 2 * VIEWS * C, c, mask=real)
+        tl.store(weight_grad + columns, tl.sum(product, 0), mask=inside)
+        tl.store(bias_grad + columns, tl.sum(total, 0), mask=inside)
 
 
 @triton.jit
@@ -442,7 +456,7 @@ def column_backward(
         total, product = tl.sum(s, 0), tl.sum(q, 0) * rstd
         dbias += total
         dweight += product
-        a, b, c = _factors(total, product, view, statistics, ROWS, columns, inside, VIEWS, C)
+        a, b, c = _factors(total, product, scale, mean, rstd, ROWS)
         for step in tl.range(0, tl.cdiv(ROWS, R)):
             row = (tl.cdiv(ROWS, R) - 1 - step) * R  # from the end: the last rows are still in the cache
             at, there = _place(view, row, ROWS, ROWS, columns, inside, C, R)

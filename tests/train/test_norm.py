@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import subprocess
 import sys
 
@@ -75,7 +76,7 @@ def equal_gradients_and_statistics(norm, exact, dtype):
     assert norm.num_batches_tracked == exact.num_batches_tracked == 2
 
 
-SHAPES = [(4, 64, 9, 9), (6, 100, 5, 3), (2, 7, 40, 30), (8, 40), (600, 33)]
+SHAPES = [(4, 64, 9, 9), (6, 100, 5, 3), (2, 7, 40, 30), (2, 33, 50, 50), (8, 40), (600, 33)]
 LAYERS = [
     (shape, kind, dtype)
     for shape in SHAPES
@@ -89,6 +90,7 @@ if not GPU:  # the interpreter is slow: every shape, and every kind in both prec
         ((4, 64, 9, 9), "plain", torch.bfloat16),
         ((6, 100, 5, 3), "relu", torch.bfloat16),
         ((2, 7, 40, 30), "residual", torch.bfloat16),
+        ((2, 33, 50, 50), "relu", torch.float32),  # 40 parts: settled in several steps
         ((8, 40), "relu", torch.float32),
         ((600, 33), "plain", torch.float32),
     ]
@@ -181,6 +183,78 @@ def test_a_mean_far_from_zero_costs_the_gradient_nothing():
 
 
 @kernels
+def test_a_layer_repeats_bit_for_bit_and_leaves_its_counters_at_zero():
+    x, _ = twins(4, 100, 12, 12, dtype=torch.float32)
+    residual, _ = twins(4, 100, 12, 12, dtype=torch.float32)
+    grad = torch.randn_like(x)
+    norm = fused(batch_norm(100, 4))
+    start = copy.deepcopy(norm.state_dict())
+    assert "arrived" not in start
+    found = []
+    for _ in range(3):
+        norm.load_state_dict(start)
+        norm.zero_grad()
+        inputs = [t.detach().clone().requires_grad_() for t in (x, residual)]
+        y = activate(norm, *inputs)
+        y.backward(grad)
+        assert norm.arrived.shape == (2,) and not norm.arrived.any()  # one of 64 channels, one of 36
+        gradients = [t.grad for t in (*inputs, norm.weight, norm.bias)]
+        found.append([y.detach(), *gradients, norm.running_mean.clone(), norm.running_var.clone()])
+    for again in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], again, strict=True))
+
+
+@kernels
+def test_layers_whose_calls_take_turns_do_not_meet():
+    """Forward of all before backward of any, and one layer's twice: each count is over before the next."""
+    exact = [batch_norm(channels, 4).double() for channels in (16, 100)]
+    norms = [fused(copy.deepcopy(norm).float()) for norm in exact]
+    assert norms[0].arrived.data_ptr() != norms[1].arrived.data_ptr()
+    calls = []
+    for which in (0, 1, 0):
+        x, x64 = twins(4, exact[which].num_features, 9, 9, dtype=torch.float32)
+        calls.append((x, x64, norms[which](x), by_view(exact[which], x64)))
+    for x, x64, y, y64 in calls:
+        grad = torch.randn_like(y)
+        y.backward(grad)
+        y64.backward(grad.double().cpu())
+        close(y, y64)
+        close(x.grad, x64.grad)
+    for norm, right in zip(norms, exact, strict=True):
+        close(norm.weight.grad, right.weight.grad)
+        close(norm.bias.grad, right.bias.grad)
+        close(norm.running_var, right.running_var)
+        assert not norm.arrived.any()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("name", ["sums", "gradient_sums"])
+def test_the_last_program_reads_what_the_others_have_stored(name):
+    """In the code for an H200, which takes none: store, wait, count, wait, and only then read, past L1."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from simplicia.train import norm, norm_kernels
+
+    kernel = getattr(norm_kernels, name)
+    sizes = {"C": 128, "R": 64, "B": 64, "P": norm.AT_ONCE, "VIEWS": 2, "RELU": True, "RESIDUAL": False}
+    fixed = {key: sizes[key] for key in kernel.arg_names if key in sizes}
+    kinds = dict.fromkeys(("x", "y", "grad", "dresidual"), "*bf16") | {"arrived": "*i32", "batches": "*i64"}
+    kinds |= {"ROWS": "i32", "CHUNK": "i32", "eps": "fp32", "momentum": "fp32"}
+    kinds |= dict.fromkeys(fixed, "constexpr")
+    signature = {key: kinds.get(key, "*fp32") for key in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    events = re.findall(r"bar\.sync|atom\.\S+|st\.global|ld\.global\.cg", compiled.asm["ptx"])
+    (count,) = (i for i, event in enumerate(events) if event.startswith("atom"))
+    assert events[count] == "atom.global.gpu.acq_rel.add.u32"
+    before, after = events[:count], events[count + 1 :]
+    assert before.count("st.global") == 2 and before[-1] == "bar.sync" and "ld.global.cg" not in before
+    assert after[:2] == ["bar.sync", "st.global"] and after.count("ld.global.cg") >= 8  # 0 to the counter
+
+
+@kernels
 def test_other_layouts_take_the_plain_way():
     norm = batch_norm(6, 4)
     plain = copy.deepcopy(norm).to(DEVICE)
@@ -252,12 +326,13 @@ def test_the_operators_keep_their_promises():
     x = torch.randn(4, 8, 3, 3, device=DEVICE).contiguous(memory_format=torch.channels_last).requires_grad_()
     weight, bias = (torch.rand(8, device=DEVICE).requires_grad_() for _ in "12")
     running = torch.zeros(8, device=DEVICE), torch.ones(8, device=DEVICE), torch.tensor(0, device=DEVICE)
-    given = x.detach(), weight.detach(), bias.detach(), *running, 2, 1e-5, 0.1
+    arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    given = x.detach(), weight.detach(), bias.detach(), *running, arrived, 2, 1e-5, 0.1
     torch.library.opcheck(norm.view_statistics, given)
     table = norm.view_statistics(*given)
     residual = torch.randn_like(x).requires_grad_()
-    torch.library.opcheck(norm.normalise, (x, weight, bias, table, residual, True))
-    torch.library.opcheck(norm.normalise, (x, weight, bias, table, None, False))
+    torch.library.opcheck(norm.normalise, (x, weight, bias, table, arrived, residual, True))
+    torch.library.opcheck(norm.normalise, (x, weight, bias, table, arrived, None, False))
     vectors = torch.randn(6, 8, device=DEVICE, requires_grad=True)
     torch.library.opcheck(norm.batch_simplicial, (vectors, weight, bias, table, None, 2.0, 4))
 
