@@ -33,10 +33,12 @@ def test_kernels_in_the_interpreter():
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 
 
-def close(ours, exact, dtype=torch.float32):
+def close(ours, exact, dtype=torch.float32, logits=1.0):
+    """Within the rounding of a type, or of float32 logits that are so many times a normalised value."""
     ours, exact = ours.detach().double().cpu(), exact.detach().cpu()
     assert ours.shape == exact.shape
-    assert (ours - exact).abs().max() <= TOLERANCE[dtype] * exact.abs().max().clamp_min(1e-3)
+    tolerance = max(TOLERANCE[dtype], logits * TOLERANCE[torch.float32])
+    assert (ours - exact).abs().max() <= tolerance * exact.abs().max().clamp_min(1e-3)
 
 
 def fused(norm):
@@ -68,9 +70,9 @@ def by_view(norm, x):
     return torch.cat([norm(part) for part in x.chunk(2)])
 
 
-def equal_gradients_and_statistics(norm, exact, dtype):
-    close(norm.weight.grad, exact.weight.grad, dtype)
-    close(norm.bias.grad, exact.bias.grad, dtype)
+def equal_gradients_and_statistics(norm, exact, dtype, logits=1.0):
+    close(norm.weight.grad, exact.weight.grad, dtype, logits)
+    close(norm.bias.grad, exact.bias.grad, dtype, logits)
     close(norm.running_mean, exact.running_mean)
     close(norm.running_var, exact.running_var)
     assert norm.num_batches_tracked == exact.num_batches_tracked == 2
@@ -158,12 +160,14 @@ def test_simplices_are_those_of_each_view(size, temperature, dtype):
     centred = sem.centred(x, given)
     p64 = simplicial(by_view(exact, x64), vertices, temperature)
     assert centred.dtype == dtype
-    close(centred, p64 - 1 / vertices, dtype)
+    # divided by a temperature below 1, logits grow and so does their rounding, which a softmax passes on
+    logits = max(1.0, 1 / torch.as_tensor(temperature).min().item())
+    close(centred, p64 - 1 / vertices, dtype, logits)
     grad = torch.randn_like(centred)
     centred.backward(grad)
     p64.backward(grad.double().cpu())
-    close(x.grad, x64.grad, dtype)
-    equal_gradients_and_statistics(sem.norm, exact, dtype)
+    close(x.grad, x64.grad, dtype, logits)
+    equal_gradients_and_statistics(sem.norm, exact, dtype, logits)
 
 
 @kernels
@@ -266,10 +270,11 @@ def test_other_layouts_take_the_plain_way():
 
 
 @kernels
-def test_a_method_trains_as_with_plain_layers():
+def test_a_method_trains_as_with_plain_layers(monkeypatch):
     """Heads, residuals, shortcuts and simplices, joined and compiled as one graph."""
     from simplicia.train.norm import fuse
 
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its 10 bits would hide what is compared
     torch.manual_seed(0)
     encoder = encoders.create("tiny")
     sem = bottlenecks.create("sem", encoder.out_features, simplices=16, vertices=5, temperature=0.5)
@@ -297,6 +302,7 @@ def test_a_method_trains_as_with_plain_layers():
     for (key, p), q in zip(plain.named_parameters(), fast.named_parameters(), strict=True):
         if p.grad is not None:
             assert (p.grad - q[1].grad).abs().max() < 1e-3 * scale, key
+    assert not any(counters.any() for key, counters in fast.named_buffers() if key.endswith("arrived"))
     for (key, a), b in zip(plain.state_dict().items(), fast.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
     plain.eval(), fast.eval()
@@ -340,26 +346,27 @@ def test_the_operators_keep_their_promises():
 @gpu
 @pytest.mark.parametrize("shape", [(512, 64, 32, 32), (512, 512, 4, 4), (64, 100, 7, 7), (512, 4096)])
 @pytest.mark.parametrize("residual", [False, True])
-def test_on_the_gpu_as_the_plain_layers(shape, residual):
+def test_on_the_gpu_at_the_sizes_of_training(shape, residual):
     if residual and len(shape) == 2:
         pytest.skip("heads have no residual")
-    norm = batch_norm(shape[1], len(shape)).cuda()
-    plain = copy.deepcopy(norm)
-    normalise_by_view(nn.Sequential(plain))
-    norm = fused(norm)
+    exact = batch_norm(shape[1], len(shape)).to(DEVICE).double()
+    norm = fused(copy.deepcopy(exact).float())
     x, _ = twins(*shape, dtype=torch.bfloat16)
-    other = x.detach().clone().requires_grad_()
+    x64 = x.detach().double().requires_grad_()
     extra = torch.randn_like(x) if residual else None
+    y, y64 = activate(norm, x, extra), by_view(exact, x64)
+    y64 = F.relu(y64 if extra is None else y64 + extra)
     grad = torch.randn_like(x)
-    ours, theirs = activate(norm, x, extra), activate(plain, other, extra)
-    ours.backward(grad)
-    theirs.backward(grad)
-    torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
-    # a mask that rounding turned counts fully at its element: few may differ
-    apart = (x.grad - other.grad).abs() > 0.02 * other.grad.abs() + 0.02 * other.grad.abs().max()
-    assert apart.float().mean() < 1e-3
-    for name in ("running_mean", "running_var"):
-        torch.testing.assert_close(getattr(norm, name), getattr(plain, name), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(norm.weight.grad, plain.weight.grad, rtol=0.02, atol=0.02 * shape[0])
-    again = activate(norm, x.detach(), extra)
-    assert torch.equal(again, activate(norm, x.detach(), extra))  # sums in a fixed order
+    grad[y64.detach().abs() < 2e-2] = 0  # there rounding decides on which side of 0 a value lies
+    y.backward(grad)
+    y64.backward(grad.double())
+    close(y, y64, torch.bfloat16)
+    close(x.grad, x64.grad, torch.bfloat16)
+    equal_gradients_and_statistics(norm, exact, torch.bfloat16)
+    first, dweight = x.grad.clone(), norm.weight.grad.clone()
+    for _ in range(3):  # sums in a fixed order, whichever program is the last
+        x.grad = norm.weight.grad = None
+        again = activate(norm, x, extra)
+        again.backward(grad)
+        assert torch.equal(again, y) and torch.equal(x.grad, first) and torch.equal(norm.weight.grad, dweight)
+    assert not norm.arrived.any()
