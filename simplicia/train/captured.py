@@ -18,8 +18,6 @@ from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
 from simplicia.train.step import Step
 
-MANY = 16384  # inputs of a layer whose gradient is larger than anything else
-
 
 class CapturedStep(Step):
     """A step that is compiled, captured once, and replayed; captured anew when the method's phase changes."""
@@ -34,7 +32,6 @@ class CapturedStep(Step):
         self.target = self.method.target if isinstance(self.method, TargetMethod) else None
         encoder = {id(p) for p in self.method.online.encoder.parameters()}
         slots = self._slots()
-        self.large = {layer: self._update_by_product(slots.pop(id(layer.weight))) for layer in self._tapped()}
         self.head = self._fuse([slot for key, slot in slots.items() if key not in encoder])
         self.trunk = self._fuse([slot for key, slot in slots.items() if key in encoder])
         self.static_indices = torch.zeros(
@@ -62,7 +59,8 @@ class CapturedStep(Step):
             for module, copy in self.copies.items():
                 copy.copy_(module.weight)  # type: ignore[arg-type]
         if self.graphs:
-            self._measure_weights()
+            self.head.measure_weights()
+            self.trunk.measure_weights()
 
     def _augment(self, indices: Tensor) -> Tensor:
         """Both views of a batch, one after the other."""
@@ -105,8 +103,6 @@ class CapturedStep(Step):
             return output
         beside.wait_stream(main)
         with torch.cuda.stream(beside):
-            for layer, move in self.large.items():
-                move.update(layer.given, layer.tap.grad)
             self.head.update()
         encoded.backward(features.grad)
         self.trunk.update()
@@ -133,8 +129,6 @@ class CapturedStep(Step):
             for update in (self.head, self.trunk):
                 update.find_gradients()
                 update.rehearse()
-            for layer, move in self.large.items():
-                move.rehearse(layer.given, layer.tap.grad)
             self._forget_gradients()
         torch.cuda.current_stream().wait_stream(side)
         for name, tensor in kept.items():
@@ -146,28 +140,12 @@ class CapturedStep(Step):
             output = self._compute(update=True)
         for update in (self.head, self.trunk):
             update.find_gradients()
-        self._measure_weights()
-        return graph, output
-
-    def _measure_weights(self) -> None:
-        for update in (self.head, self.trunk, *self.large.values()):
             update.measure_weights()
+        return graph, output
 
     def _forget_gradients(self) -> None:
         for slot in (*self.head.slots, *self.trunk.slots):
             slot.source.grad = None
-        for layer in self.large:
-            layer.tap.grad = None
-
-    def _tapped(self) -> list["_CopiedLinear"]:
-        """Layers with so many inputs that their gradient is better not written; they get their taps."""
-        rows = 2 * self.data.batch_size
-        layers = [m for m in self.method.modules() if isinstance(m, _CopiedLinear) and m.copy.requires_grad]
-        large = [layer for layer in layers if layer.in_features >= MANY and layer.in_features % 8 == 0]
-        for layer in large:
-            layer.copy.requires_grad_(False)
-            layer.tap = layer.copy.new_zeros(rows, layer.out_features).requires_grad_()
-        return large
 
     def _slots(self) -> dict[int, Any]:
         """What moves with each weight, by the weight's id."""
@@ -195,21 +173,12 @@ class CapturedStep(Step):
                 )
         return slots
 
-    def _update_by_product(self, slot: Any) -> Any:
-        from simplicia.train.product import ProductUpdate
-
-        return ProductUpdate(slot, *self._rule())
-
     def _fuse(self, slots: list[Any]) -> Any:
         from simplicia.train.fused import FusedUpdate
 
-        return FusedUpdate(slots, *self._rule())
-
-    def _rule(self) -> tuple[Tensor, float, float, Tensor | None]:
-        """Learning rate, momentum, LARS's eta, and the target's momentum."""
         settings = self.recipe.optim
         ema = self.method.momentum if isinstance(self.method, TargetMethod) else None
-        return self.lr, settings.momentum, settings.eta, ema
+        return FusedUpdate(slots, self.lr, settings.momentum, settings.eta, ema)
 
 
 def _compiled(part: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,17 +224,8 @@ class _CopiedConv2d(_Copied, nn.Conv2d):
 
 
 class _CopiedLinear(_Copied, nn.Linear):
-    tap: Any = None  # zeros added to the output, for their gradient: that of the output
-    given: Tensor  # the last input of a layer with a tap
-
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(x)
-        y = F.linear(x, self.copy, self.bias)
-        if self.tap is None:
-            return y
-        self.given = x.detach()
-        return y + self.tap
+        return F.linear(x, self.copy, self.bias) if self.training else super().forward(x)
 
 
 class _CopiedBlockLinear(_Copied, BlockLinear):
