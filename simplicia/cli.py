@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from simplicia.errors import Diverged, Interrupted, UserError, unknown
+from simplicia.errors import Diverged, Interrupted, Unfinished, UserError, unknown
 
 VERBS = {  # name: (module of simplicia.verbs, what it does)
     "demo": (
@@ -25,6 +25,10 @@ VERBS = {  # name: (module of simplicia.verbs, what it does)
         "representations or codes of images: simplicia encode RUN images/ --out codes.npz",
     ),
     "analyze": ("analysing", "look inside: entropy, coherence, spectrum, what simplices fire on, retrieval"),
+    "reproduce": (
+        "reproducing",
+        "a table or figure of the paper, measured: simplicia reproduce table1 --only byol",
+    ),
     "sweep": (
         "searching",
         "try many settings: simplicia sweep shapes-byol-sem --grid sem.simplices=16,64,256",
@@ -40,7 +44,7 @@ VERBS = {  # name: (module of simplicia.verbs, what it does)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0 when done, 2 when what was given was wrong."""
+    """Run a command; its status is 0 when done, 2 when what was given was wrong, 75 when more is to do."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _dispatch(words)
@@ -50,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(error), 1)
     except Interrupted as stop:
         return _complain(str(stop), 128 + stop.signal)
+    except Unfinished as stop:
+        return _complain(str(stop), 75)  # EX_TEMPFAIL: try again
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except BrokenPipeError:  # the reader of our output left, as `head` does

@@ -24,8 +24,12 @@ class Diverged(RuntimeError):
 
 
 class Interrupted(RuntimeError):
-    """Training was told to stop, and saved."""
+    """Work was told to stop, and what is done is kept."""
 
     def __init__(self, message: str, signal: int):
         super().__init__(message)
-        self.signal = signal
+        self.signal = signal  # 0: its time was up
+
+
+class Unfinished(RuntimeError):
+    """The time that was given is up, and there is more to do: the same command goes on."""

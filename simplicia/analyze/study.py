@@ -249,7 +249,7 @@ class Study:
                     features = found.new_empty(len(some), found.shape[1])
                 features[i * BATCH : i * BATCH + len(part)] = found
             values = spectrum(features)
-            index = _spaced(len(values), 300)
+            index = spaced(len(values), 300)
             layers.append(
                 {
                     "layer": layer,
@@ -342,7 +342,7 @@ def _sample(total: int, count: int) -> Tensor:
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count].sort().values
 
 
-def _spaced(total: int, count: int) -> list[int]:
+def spaced(total: int, count: int) -> list[int]:
     """At most ``count`` indices below ``total``: all of the first third, then further and further apart."""
     if total <= count:
         return list(range(total))

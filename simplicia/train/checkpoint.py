@@ -22,8 +22,10 @@ KEEP = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
-    """Write a checkpoint and drop all but the newest ``KEEP``. Raises OSError; nothing half-written stays."""
+def save(
+    folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], keep: int = KEEP
+) -> None:
+    """Write a checkpoint and drop all but the newest ``keep``. Raises OSError; nothing half-written stays."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -42,7 +44,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str
         raise OSError(f"{error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    for old in _complete(folder)[:-KEEP]:
+    for old in _complete(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -98,8 +100,8 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], source: Pa
 class Writer:
     """Saves checkpoints in the background, one at a time."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, keep: int = KEEP):
+        self.folder, self.keep = folder, keep
         self.thread: threading.Thread | None = None
         self.error: OSError | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +128,7 @@ class Writer:
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
         try:
-            save(self.folder, step, tensors, state)
+            save(self.folder, step, tensors, state, self.keep)
         except OSError as error:
             self.error = error
 

@@ -39,13 +39,16 @@ def pretrain(
     download: bool = False,
     quiet: bool = False,
     dry_run: bool = False,
+    keep: int = checkpoint.KEEP,
+    until: float = math.inf,
     on_online: Callable[[int, dict[str, float]], None] | None = None,
     **changes: Any,
 ) -> Run | None:
     """Train a recipe (or the name of one, with changes) into the folder ``out``, and return the run.
 
     ``resume`` goes on from the newest checkpoint of ``out``, or starts without one. ``dry_run`` says what
-    would happen and returns None. Ctrl-C and SIGTERM save before they end the training.
+    would happen and returns None. Ctrl-C and SIGTERM save before they end the training,
+    and so does the time ``until``, of ``time.monotonic``. The newest ``keep`` checkpoints stay.
     ``on_online(epoch, accuracies)`` is called when online probes were measured; what it raises ends the run.
     """
     named = recipes.get(recipe) if isinstance(recipe, str) else recipe
@@ -71,6 +74,7 @@ def pretrain(
     if recipe.online_every:
         training.add_online_probe(measured or _load_images(recipe, "test", False, quiet=True))
         training.on_online = on_online
+    training.keep, training.until = keep, until
     training.introduce(notes)
     if dry_run:
         training.rehearse()
@@ -98,6 +102,7 @@ class Training:
         views = Views(recipe.views, recipe.image_size, *self.statistics)
         self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
+        self.keep, self.until = checkpoint.KEEP, math.inf
         self.writer: checkpoint.Writer
         self.on_online: Callable[[int, dict[str, float]], None] | None = None
 
@@ -147,7 +152,7 @@ class Training:
             if not (self.folder / "recipe.yaml").exists():
                 write_yaml(self.recipe, self.folder / "recipe.yaml")
             self.lock = place.lock(self.folder)
-        self.writer = checkpoint.Writer(self.folder / "checkpoint")
+        self.writer = checkpoint.Writer(self.folder / "checkpoint", self.keep)
         self._take_up()
         leader = self.fabric.global_rank == 0
         log = (
@@ -176,7 +181,8 @@ class Training:
             output = self.step(self.done)
             self.done += 1
             self.seconds = time.monotonic() - began
-            last, ending = self.done == total, self._agreed(signals.received is not None)
+            late = time.monotonic() > self.until
+            last, ending = self.done == total, self._agreed(late or signals.received is not None)
             if self.done % self.recipe.log_every == 0 or last:
                 figures = health.measure(self.method, output)
                 now = time.monotonic()
@@ -219,7 +225,7 @@ class Training:
                 raise Interrupted(
                     f"stopped at step {self.done} of {total}; go on with: "
                     f"simplicia pretrain {self.recipe.name} --out {shlex.quote(str(self.folder))} --resume",
-                    signals.received or signal.SIGTERM,
+                    signals.received or (0 if late else signal.SIGTERM),
                 )
 
     def _agreed(self, stop: bool) -> bool:

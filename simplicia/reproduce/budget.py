@@ -1,0 +1,77 @@
+"""What an experiment takes: runs, GPU hours and memory. Two step times are measured, all others estimated."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from simplicia.analyze.cost import Cost, cost_of
+from simplicia.reproduce.experiment import Experiment, Plan, plan
+from simplicia.train import recipes
+
+# results/bench/step-second.json: milliseconds of a step of 256 images on an H200
+MEASURED = {"cifar100-byol": 7.521, "cifar100-byol-sem": 12.907}
+# results/cifar100/byol-sem-100-second.json: seconds of a probe with the preset cifar there
+PROBE_SECONDS = 135.0
+IMAGES = 50_000
+SOURCE = (
+    "GPU hours (pre-training and measuring) and memory are for one seed on one H200, at the paper's epochs or\n"
+    "--epochs. Measured there: steps and probes of BYOL and BYOL + SEM with ResNet-18; all else is an estimate from\n"
+    "FLOPs and parameters. Runs that experiments share are trained once, and counted in each."
+)
+
+
+@dataclass(frozen=True)
+class Budget:
+    runs: int
+    hours: float | None  # None: not known, such as without the data
+    gib: float | None
+
+
+def budget(experiment: Experiment, epochs: int | None = None) -> Budget:
+    """Of an experiment on the paper's data."""
+    if experiment.needs:
+        return Budget(len({(c.recipe, str(c.changes)) for c in experiment.cells}), None, None)
+    length = epochs or experiment.epochs
+    trained = [cell for cell in experiment.cells if cell.recipe is not None]
+    plans = {found.folder: found for found in (plan(c, experiment.data, 0, length) for c in trained)}
+    seconds = sum(step_ms(p) / 1000 * length * (IMAGES // p.complete.batch_size) for p in plans.values())
+    measurements = {
+        (plan(c, experiment.data).folder, c.measure.split("_")[0], c.options.get("layer")) for c in trained
+    }
+    seconds += PROBE_SECONDS * len(measurements)
+    gib = [cost(p).memory(p.complete.batch_size) / 2**30 for p in plans.values()]
+    return Budget(len(plans), seconds / 3600, max(gib, default=0.0))
+
+
+def step_ms(wanted: Plan) -> float:
+    """A step's milliseconds: as measured, or a sum of shares of the FLOPs and of the parameters.
+
+    The two shares are those that give the two measured times.
+    """
+    if wanted.recipe in MEASURED and not wanted.differs:
+        return MEASURED[wanted.recipe]
+    per_flop, per_parameter = _shares()
+    found = cost(wanted)
+    return found.flops * per_flop + found.parameters * per_parameter
+
+
+def cost(wanted: Plan) -> Cost:
+    """What the model of a plan costs; many plans have the same model."""
+    recipe = wanted.complete
+    model = recipe.method, recipe.bottleneck, recipe.encoder, recipe.sem.simplices, recipe.sem.vertices
+    key = (*model, recipe.sem.embedder, recipe.sem.norm, recipe.sem.blocks)
+    if key not in _COSTS:
+        _COSTS[key] = cost_of(recipe)
+    return _COSTS[key]
+
+
+_COSTS: dict[tuple[Any, ...], Cost] = {}
+
+
+@cache
+def _shares() -> tuple[float, float]:
+    """Milliseconds of a FLOP and of a parameter, from two equations."""
+    (base, first), (sem, second) = ((cost_of(recipes.get(name)), ms) for name, ms in MEASURED.items())
+    determinant = base.flops * sem.parameters - sem.flops * base.parameters
+    per_flop = (first * sem.parameters - second * base.parameters) / determinant
+    return per_flop, (base.flops * second - sem.flops * first) / determinant

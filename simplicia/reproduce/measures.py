@@ -1,0 +1,292 @@
+"""What cells can measure: functions of a job and its options that give the rows of a result.
+
+A row has the figures of one number or curve. A measure with several parts names each (``part``); the others
+give one row. Each stores what it found beside the run, and takes it from there the next time.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from simplicia.errors import UserError
+
+if TYPE_CHECKING:
+    from simplicia.reproduce.runner import Job
+
+Row = dict[str, Any]
+_KEPT = (  # of an evaluation's result: what a row states
+    *("accuracy", "standard_error", "top5_accuracy", "validation_accuracy", "temperature", "selected"),
+    *("protocol", "online", "network", "layer", "commit", "torch", "simplicia", "date"),
+)
+
+
+def probe(job: "Job", layer: str, temperature: float | None = None) -> list[Row]:
+    """The linear probe; at a temperature the one trained at the nearest of the grid, else the chosen one."""
+    found = _probed(job, layer)
+    if temperature is None:
+        return [_row(job, found)]
+    rows = found["per_temperature"]
+    return [_row(job, found | min(rows, key=lambda row: abs(row["temperature"] - temperature)))]
+
+
+def probe_each(job: "Job", layer: str) -> list[Row]:
+    """The best linear probe at each temperature downstream."""
+    found = _probed(job, layer)
+    return [
+        {"part": f"tau_d={row['temperature']:g}", **_row(job, found | row)}
+        for row in found["per_temperature"]
+    ]
+
+
+def probe_and_cost(job: "Job", layer: str) -> list[Row]:
+    """The linear probe, and what the model costs."""
+    from simplicia.analyze.cost import cost_of
+
+    found = cost_of(job.recipe)
+    return [row | {"flops": found.flops, "parameters": found.parameters} for row in probe(job, layer)]
+
+
+def _probed(job: "Job", layer: str) -> Row:
+    from simplicia.evaluate.probe import probe
+    from simplicia.train.log import Progress
+
+    settings = job.probe_settings
+    grid = {name: list(getattr(settings, name)) for name in ("lrs", "l1", "l2")}
+
+    def measure() -> Row:
+        bar = Progress(f"probes on {layer}", 2 * settings.epochs, 0, job.quiet)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(done, "choosing" if 2 * done <= total else "training what was chosen")
+
+        try:
+            found = probe(job.run, *job.sets, layer, settings, progress=progress)
+        finally:
+            bar.close()
+        return found | {"preset": job.probe}
+
+    def same(found: Row) -> bool:
+        stored = found["grid"]
+        taus = stored["temperatures"] if layer == "sem" else list(settings.temperatures)
+        return (
+            (found["layer"], found["epochs"], found["network"]) == (layer, settings.epochs, "online")
+            and {name: stored[name] for name in grid} == grid
+            and taus == list(settings.temperatures)
+            and (found["views"] == "none") != settings.augment
+            and found["seeds"] == [settings.seed]
+        )
+
+    return job.once(f"probe-{job.probe}-{layer}", same, measure)
+
+
+def transfer(job: "Job", to: str) -> list[Row]:
+    """Logistic regression on frozen features of another data set."""
+    from simplicia.evaluate.transfer import splits, transfer
+
+    def measure() -> Row:
+        return transfer(job.run, splits(job.run, to, job.data_dir), quiet=job.quiet)
+
+    found = job.once(f"transfer-{to}", lambda found: len(found["path"]) == 45, measure)
+    return [_row(job, found) | {"dataset": to}]
+
+
+def finetune(job: "Job", to: str) -> list[Row]:
+    """Fine-tuned on another data set."""
+    from simplicia.evaluate.finetune import FinetuneSettings, finetune
+    from simplicia.evaluate.transfer import splits
+
+    settings = FinetuneSettings()
+    if job.probe_epochs is not None:  # of the 50,000 images that the paper's steps are counted in
+        settings.steps = job.probe_epochs * 200
+
+    def measure() -> Row:
+        return finetune(job.run, splits(job.run, to, job.data_dir), settings=settings, quiet=job.quiet)
+
+    found = job.once(f"finetune-{settings.steps}-{to}", lambda found: True, measure)
+    return [_row(job, found) | {"dataset": to}]
+
+
+def semi(job: "Job", fraction: float) -> list[Row]:
+    """Fine-tuned on a share of the labels: top-1 and top-5."""
+    from simplicia.evaluate.semi import SemiSettings, semi
+
+    settings = SemiSettings(fraction=fraction)
+    if job.probe_epochs is not None:
+        settings = dataclasses.replace(settings, epochs=(job.probe_epochs,))
+    words = "-".join(map(str, settings.epochs))
+
+    def measure() -> Row:
+        return semi(job.run, *job.sets, settings=settings, quiet=job.quiet)
+
+    found = job.once(f"semi-{words}-{100 * fraction:g}-percent", lambda found: True, measure)
+    row = _row(job, found)
+    rows = [{"part": "top-1", **row}]
+    if "top5_accuracy" in found:
+        error = found["top5_standard_error"]
+        rows.append({"part": "top-5", **row, "accuracy": found["top5_accuracy"], "standard_error": error})
+    return rows
+
+
+def robustness(job: "Job") -> list[Row]:
+    """One linear probe on clean test images and on fifteen corruptions of them."""
+    from simplicia.evaluate.robustness import robustness
+    from simplicia.evaluate.transfer import splits
+
+    def measure() -> Row:
+        sets = splits(job.run, None, job.data_dir)
+        return robustness(job.run, sets, [], corrupt=True, quiet=job.quiet)
+
+    found = job.once("robustness-corrupted", lambda found: bool(found["sets"]), measure)
+    row, corrupted = _row(job, found), found["sets"][0]
+    more = {key: corrupted[key] for key in ("accuracy", "per_severity", "per_corruption")}
+    return [{"part": "clean", **row}, {"part": "corruptions", **row, **more, "standard_error": None}]
+
+
+def entropy(job: "Job") -> list[Row]:
+    """The histogram of the entropies of all simplices of all training images."""
+    from simplicia.analyze.entropy import entropy_histogram
+    from simplicia.evaluate.features import encoder_features
+    from simplicia.run import represent
+
+    def measure() -> Row:
+        run, (train, _) = job.run, job.sets
+        net, vertices = run.network(), run.recipe.sem.vertices
+        parts = encoder_features(run, train.images).split(256)
+        found = entropy_histogram((represent(net, part, "sem") for part in parts), vertices)
+        return {
+            "protocol": "entropy of simplices, training images",
+            "layer": "sem",
+            "temperature": run.recipe.sem.temperature,
+            "mean_entropy": found.pop("mean"),
+            "ln_vertices": math.log(vertices),
+            "images": len(train),
+            **found,
+        }
+
+    return [job.analysed("entropy", measure)]
+
+
+def spectrum(job: "Job", layer: str = "embedder") -> list[Row]:
+    """Singular values of the covariance of a layer on the test images: at most 300, with their index."""
+    import torch
+
+    from simplicia.analyze.spectrum import effective_rank, spectrum
+    from simplicia.analyze.study import spaced
+    from simplicia.evaluate.features import encoder_features
+    from simplicia.run import represent
+
+    def measure() -> Row:
+        run, (_, test) = job.run, job.sets
+        parts = encoder_features(run, test.images).split(256)
+        with torch.no_grad():
+            features = torch.cat([represent(run.network(), part, layer).float() for part in parts])
+        values = spectrum(features)
+        index = spaced(len(values), 300)
+        return {
+            "protocol": "spectrum of the covariance, test images",
+            "layer": layer,
+            "temperature": None,
+            "features": features.shape[1],
+            "images": len(test),
+            "effective_rank": effective_rank(values),
+            "count": len(values),
+            "index": index,
+            "values": values.cpu()[index].tolist(),
+        }
+
+    return [job.analysed(f"spectrum-{layer}", measure)]
+
+
+def coherence(job: "Job", layer: str) -> list[Row]:
+    """Coherence at each K, and the graph at K = 5, of the linear classifiers that ``analyze`` fits."""
+    from simplicia.analyze.bundle import analyze
+
+    def measure() -> Row:
+        analysis, folder = analyze(job.run, None, job.data_dir, quiet=job.quiet)
+        curves = {curve["layer"]: curve for curve in analysis["coherence"]["curves"]}
+        if layer not in curves:
+            raise UserError(f"{job.run.path} has no coherence of {layer!r}: {'; '.join(analysis['notes'])}")
+        curve, classes = curves[layer], analysis["data"]["classes"]
+        graph = next(g for g in analysis["coherence"]["graphs"] if (g["layer"], g["k"]) == (layer, 5))
+        found = curve["coherence"] or []  # only data with superclasses has it
+        return {
+            "protocol": "coherence of plain linear classifiers (simplicia analyze)",
+            "layer": layer,
+            "temperature": curve["temperature"],
+            "classifier_accuracy": curve["test_accuracy"],
+            "fit_images": curve["fit_images"],
+            "k": analysis["coherence"]["k"][: len(found)],
+            "coherence": found,
+            "isolated": curve["isolated"],
+            **{f"coherence_at_{k}": found[k - 1] if k <= len(found) else None for k in (1, 5, 20)},
+            "components_at_5": len(graph["components"]),
+            "components": [
+                {"classes": [classes[i] for i in part["classes"]], "features": part["features"]}
+                for part in graph["components"]
+            ],
+            "graph": f"{folder.name}/{graph['file']}",
+        }
+
+    return [job.analysed(f"coherence-{layer}", measure)]
+
+
+def tradeoff(job: "Job") -> list[Row]:
+    """The terms of Theorem 1 on a run, at each temperature and without the softmax."""
+    from simplicia.analyze.tradeoff import tradeoff
+
+    def measure() -> Row:
+        found = tradeoff(job.run, *job.sets)
+        return {"rows": found["rows"], "margin": found["margin"], "scale": found["scale"]}
+
+    found = job.analysed("bound", measure)
+    rows = found.pop("rows")
+    return [
+        {
+            **found,
+            "part": "no softmax" if row["temperature"] is None else f"tau={row['temperature']:g}",
+            "protocol": "Theorem 1, measured",
+            "layer": "sem",
+            **row,
+        }
+        for row in rows
+    ]
+
+
+def theory(job: "Job") -> list[Row]:
+    """Theorem 1's expressivities, for 5000 simplices."""
+    from simplicia.analyze.bound import expressivity_table
+
+    rows = expressivity_table((13,), (0.01, 0.1, 1.0, 10.0), (0.01, 0.1), 5000)
+    return [
+        {
+            "part": f"V={row['vertices']}, margin {row['margin']:g}, tau={row['temperature']:g}",
+            "protocol": "Theorem 1, in theory",
+            **row,
+        }
+        for row in rows
+    ]
+
+
+def cost(job: "Job", of: tuple[str, str]) -> list[Row]:
+    """The counts of one model of the paper's cost table."""
+    from simplicia.analyze.cost import paper_table
+
+    row = next(row for row in paper_table() if (row["encoder"], row["model"]) == of)
+    counts = {name: row[name] for name in ("parameters", "activations", "flops", "estimated_gib")}
+    paper = {f"paper_{name}": value for name, value in row["paper"].items()}
+    return [{"protocol": "counted", "encoder": of[0], "method": "byol", **counts, **paper}]
+
+
+def _row(job: "Job", found: Row) -> Row:
+    kept = {key: found[key] for key in _KEPT if key in found}
+    return {**kept, "probe": job.probe, "probe_seconds": found["seconds"], "probe_device": found["device"]}
+
+
+MEASURES: dict[str, Callable[..., list[Row]]] = {
+    function.__name__: function
+    for function in (
+        *(probe, probe_each, probe_and_cost, transfer, finetune, semi, robustness),
+        *(entropy, spectrum, coherence, tradeoff, theory, cost),
+    )
+}

@@ -1,0 +1,60 @@
+"""Where results go: a JSON list for each experiment, one object for each cell that was measured."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from simplicia.errors import UserError
+
+# what makes a cell another one, rather than the same measured again
+SAME = ("experiment", "cell", "dataset", "pretrained_on", "epochs", "batch_size", "seed", "protocol", "probe")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of an experiment; none if nothing was measured yet."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as results: {str(error).splitlines()[0]}") from error
+    if not isinstance(rows, list) or not all(isinstance(r, dict) and "cell" in r for r in rows):
+        raise UserError(f"{path} does not hold results: it must be a list of objects with a cell's name")
+    return rows
+
+
+def put(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Put rows in place of those of the same cells; all others stay, whoever else writes meanwhile."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path.parent):
+            new = {_key(row): row for row in rows}
+            merged = [new.pop(_key(row), row) for row in read(path)] + list(new.values())
+            temporary = path.with_name(f".{path.name}.writing")
+            temporary.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"results cannot be written to {path}: {error.strerror}") from error
+
+
+def _key(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(json.dumps(row.get(name)) for name in SAME)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps other processes from writing into a folder meanwhile."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,131 @@
+"""Markdown built from what was measured, and from nothing else: a table of an experiment, a page of all."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from simplicia.reproduce import EXPERIMENTS, store
+from simplicia.reproduce.experiment import Column, Experiment
+
+Row = dict[str, Any]
+HEAD = """# Results
+
+The paper's tables and figures beside what this code measured. The page is written by
+`simplicia reproduce --page docs/results.md` from the JSON files it links to; no number is typed in.
+[reproduce.md](reproduce.md) says how to measure them.
+"""
+PAPER = """## By the paper's rules
+
+On the paper's data set with the paper's protocol. The budget of each table stands above it: where it is less
+than the paper's (1000 epochs on CIFAR-100, 200 on ImageNet), the numbers are those of a shorter training.
+"""
+OTHER = """## On other data, or by other rules
+
+**These are not the paper's experiments**: they are the same cells on another data set, or measured with a
+shorter probe. They show that the machinery works, and are not to be compared with the paper's numbers.
+"""
+NOTHING = "Nothing has been measured yet.\n"
+
+
+def page(results: Path, path: Path) -> str:
+    """All results as one page that is to lie at a path: its links lead from there to the JSON files."""
+    parts = [HEAD]
+    for folder, words in (("paper", PAPER), ("other", OTHER)):
+        parts.append(words)
+        sections = [
+            _section(experiment, results / folder / f"{name}.json", path)
+            for name, experiment in EXPERIMENTS.items()
+            if (results / folder / f"{name}.json").exists()
+        ]
+        parts += sections or [NOTHING]
+    return "\n".join(parts)
+
+
+def _section(experiment: Experiment, file: Path, page: Path) -> str:
+    link = Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix()
+    note = file.with_suffix(".md")
+    words = note.read_text(encoding="utf-8").strip() + "\n\n" if note.exists() else ""
+    return f"### {experiment.name}\n\n{words}{markdown(experiment, store.read(file), link)}"
+
+
+def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -> str:
+    """A table for each budget that rows were measured with; each cell leads to ``link``."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (_place(experiment, row), row.get("seed") or 0)):
+        keys = "pretrained_on", "epochs", "batch_size", "device", "protocol", "probe"
+        groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
+    return "\n".join(_table(experiment, group, link) for group in groups.values())
+
+
+def _table(experiment: Experiment, rows: list[Row], link: str | None) -> str:
+    columns: list[Column] = [("cell", "cell", "")]
+    accuracies = any(row.get("accuracy") is not None or "failed" in row for row in rows)
+    if accuracies:
+        columns += [("paper, %", "paper", ".1f"), ("ours, %", "accuracy", ".1f")]
+    columns += [c for c in experiment.columns if any(row.get(c[1]) is not None for row in rows)]
+    if len({row.get("seed") for row in rows}) > 1:
+        columns.append(("seed", "seed", ""))
+    lines = [f"{_caption(experiment, rows)}\n"]
+    lines.append("| " + " | ".join(title for title, _, _ in columns) + " |")
+    lines.append("|" + "---|" * len(columns))
+    for row in rows:
+        shown = [_shown(experiment, row, key, form) for _, key, form in columns]
+        if link is not None:
+            shown[0] = f"[{shown[0]}]({link})"
+        lines.append("| " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _caption(experiment: Experiment, rows: list[Row]) -> str:
+    """What all rows have in common: protocol and budget."""
+    row = rows[0]
+    words = [experiment.title]
+    how = str(row.get("protocol"))
+    words.append(f"{how}, settings: {row['probe']}" if row.get("probe") is not None else how)
+    encoders = list(dict.fromkeys(str(row["encoder"]) for row in rows if row.get("encoder") is not None))
+    if encoders:
+        words.append(f"encoder: {', '.join(encoders)}")
+    if row.get("epochs") is not None:
+        budget = f"{row['epochs']} epochs on {row['pretrained_on']}, batch {row['batch_size']}"
+        words.append(f"pre-training: {budget}, {row['device']}, {_range(rows, 'seconds')} each")
+    if any(row.get("probe_seconds") is not None for row in rows):
+        words.append(f"measuring: {_range(rows, 'probe_seconds')}")
+    return f"**{_plain('; '.join(words))}.**"
+
+
+def _range(rows: list[Row], key: str) -> str:
+    values = sorted(row[key] for row in rows if row.get(key) is not None)
+    if not values:
+        return "time unknown"
+    low, high = f"{values[0]:.0f}", f"{values[-1]:.0f}"
+    return f"{low} s" if low == high else f"{low} to {high} s"
+
+
+def _shown(experiment: Experiment, row: Row, key: str, form: str) -> str:
+    value = row.get(key)
+    if key == "accuracy" and "failed" in row:
+        return "diverged"
+    if key == "paper" and value is None:
+        own = row.get("pretrained_on") == experiment.data
+        return "figure only" if own and experiment.figure else "-"
+    if value is None:
+        return "-"
+    text = f"{value:{form}}" if isinstance(value, int | float) else _plain(str(value))
+    if key == "accuracy" and row.get("standard_error") is not None:
+        text += f" ± {row['standard_error']:.1f}"
+    return text
+
+
+def _place(experiment: Experiment, row: Row) -> int:
+    """Where the row's cell is declared: its name, or that followed by the name of a part."""
+    name = f"{row['cell']}, "
+    fits = [(len(c.name), -i) for i, c in enumerate(experiment.cells) if name.startswith(f"{c.name}, ")]
+    return -max(fits)[1] if fits else len(experiment.cells)
+
+
+def _plain(text: str) -> str:
+    """Text that means nothing to Markdown or HTML."""
+    text = " ".join(text.split())
+    for character in ("\\", "|", "`", "[", "]"):
+        text = text.replace(character, f"\\{character}")
+    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,114 @@
+"""The verb that measures the paper's tables and figures: reproduce."""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+from simplicia.errors import Interrupted, Unfinished, UserError
+from simplicia.options import Parser, positive, target
+from simplicia.show import table
+
+
+def reproduce(arguments: list[str]) -> None:
+    parser = Parser(
+        "reproduce NAME",
+        description="A table or figure of the paper: trains what is not trained yet, measures it, and shows "
+        "it beside the paper's numbers. The same command goes on after a stop.",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of an experiment; --list shows them")
+    parser.add_argument("--list", action="store_true", help="what each experiment needs")
+    parser.add_argument("--page", type=target, metavar="PATH", help="write all results as a Markdown page")
+    cut = parser.add_argument_group("how much")
+    cut.add_argument("--epochs", type=positive, help="of pre-training (default: the recipe's)")
+    cut.add_argument("--batch-size", type=positive, help="(default: the recipe's)")
+    cut.add_argument("--only", nargs="+", action="extend", default=[], metavar="WORD", help="cells named so")
+    cut.add_argument("--seeds", nargs="+", type=_seed, default=[0], metavar="SEED", help="(default: 0)")
+    cut.add_argument("--data", help="another data set or folder; what it gives goes to RESULTS/other")
+    cut.add_argument(
+        "--probe-epochs", type=positive, help="of probes and fine-tuning, instead of the paper's"
+    )
+    place = parser.add_argument_group("where")
+    place.add_argument("--data-dir", help="where standard data sets lie (default: SIMPLICIA_DATA)")
+    place.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    place.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="(default: runs)")
+    place.add_argument(
+        "--results", type=Path, default=Path("results"), metavar="DIR", help="(default: results)"
+    )
+    place.add_argument("--keep", type=positive, default=1, help="checkpoints of each run (default: 1)")
+    stop = parser.add_argument_group("in stretches")
+    stop.add_argument("--minutes", type=_minutes, help="stop before so many have passed; status 75: go on")
+    stop.add_argument(
+        "--probe-minutes",
+        type=_minutes,
+        default=3.0,
+        help="begin no measurement with less left of --minutes (default: 3)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    given = vars(parser.parse(arguments))
+    name, wanted, page = given.pop("name"), given.pop("list"), given.pop("page")
+    if wanted:
+        _list(given["epochs"])
+    elif page is not None:
+        from simplicia.reproduce.tables import page as written
+
+        Path(page).parent.mkdir(parents=True, exist_ok=True)
+        Path(page).write_text(written(given["results"], Path(page)), encoding="utf-8")
+        print(f"written to {page}")
+    elif name is None:
+        raise UserError("reproduce takes an experiment's name, such as table1; --list shows them")
+    else:
+        _run(name, given, arguments)
+
+
+def _run(name: str, given: dict[str, Any], arguments: list[str]) -> None:
+    from simplicia.reproduce import get
+
+    experiment = get(name)
+    from simplicia.reproduce import store
+    from simplicia.reproduce.runner import Options, reproduce
+    from simplicia.reproduce.tables import markdown
+
+    again = f"go on with: simplicia reproduce {shlex.join(arguments)}"
+    try:
+        path = reproduce(experiment, Options(**given))
+    except Unfinished as stop:
+        raise Unfinished(f"{stop}; there is more to do; {again}") from None
+    except Interrupted as stop:
+        reason = str(stop).split(";")[0]
+        if stop.signal == 0:
+            raise Unfinished(f"{reason}: the time is up; {again}") from None
+        raise Interrupted(f"{reason}; what is done is kept; {again}", stop.signal) from None
+    print(markdown(experiment, store.read(path)))
+    print(f"written to {path}")
+
+
+def _list(epochs: int | None) -> None:
+    from simplicia.reproduce import EXPERIMENTS
+    from simplicia.reproduce.budget import SOURCE, budget
+
+    rows = []
+    for experiment in EXPERIMENTS.values():
+        found = budget(experiment, epochs)
+        hours = "-" if found.hours is None else f"{found.hours:.1f}"
+        memory = "-" if found.gib is None else f"{found.gib:.0f}"
+        data = experiment.data if not experiment.needs else experiment.needs
+        rows.append([experiment.name, experiment.title, str(found.runs), hours, memory, data])
+    table("experiments", ["name", "what", "runs", "GPU hours", "GiB", "data"], rows)
+    print(SOURCE)
+
+
+def _seed(word: str) -> int:
+    if not word.isdecimal():
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number from 0 up")
+    return int(word)
+
+
+def _minutes(word: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = -1
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of minutes")
+    return number
