@@ -14,9 +14,9 @@ MEASURED = {"cifar100-byol": 7.521, "cifar100-byol-sem": 12.907}
 PROBE_SECONDS = 135.0
 IMAGES = 50_000
 SOURCE = (
-    "GPU hours (pre-training and measuring) and memory are for one seed on one H200, at the paper's epochs or\n"
-    "--epochs. Measured there: steps and probes of BYOL and BYOL + SEM with ResNet-18; all else is an estimate from\n"
-    "FLOPs and parameters. Runs that experiments share are trained once, and counted in each."
+    "Hours are of one H200, for one seed, training and measuring, at the paper's epochs or at --epochs. Steps\n"
+    "of BYOL and BYOL + SEM with ResNet-18, and a probe, were timed there; an estimate has others, which are\n"
+    "taken from FLOPs and parameters. Runs that experiments share are trained once, and counted in each."
 )
 
 
@@ -24,13 +24,14 @@ SOURCE = (
 class Budget:
     runs: int
     hours: float | None  # None: not known, such as without the data
+    measured: bool  # the steps of all its runs
     gib: float | None
 
 
 def budget(experiment: Experiment, epochs: int | None = None) -> Budget:
     """Of an experiment on the paper's data."""
     if experiment.needs:
-        return Budget(len({(c.recipe, str(c.changes)) for c in experiment.cells}), None, None)
+        return Budget(len({(c.recipe, str(c.changes)) for c in experiment.cells}), None, False, None)
     length = epochs or experiment.epochs
     trained = [cell for cell in experiment.cells if cell.recipe is not None]
     plans = {found.folder: found for found in (plan(c, experiment.data, 0, length) for c in trained)}
@@ -40,7 +41,12 @@ def budget(experiment: Experiment, epochs: int | None = None) -> Budget:
     }
     seconds += PROBE_SECONDS * len(measurements)
     gib = [cost(p).memory(p.complete.batch_size) / 2**30 for p in plans.values()]
-    return Budget(len(plans), seconds / 3600, max(gib, default=0.0))
+    return Budget(len(plans), seconds / 3600, all(map(timed, plans.values())), max(gib, default=0.0))
+
+
+def timed(wanted: Plan) -> bool:
+    """Whether steps of just this run were measured."""
+    return wanted.recipe in MEASURED and not wanted.differs
 
 
 def step_ms(wanted: Plan) -> float:
@@ -48,7 +54,7 @@ def step_ms(wanted: Plan) -> float:
 
     The two shares are those that give the two measured times.
     """
-    if wanted.recipe in MEASURED and not wanted.differs:
+    if timed(wanted):
         return MEASURED[wanted.recipe]
     per_flop, per_parameter = _shares()
     found = cost(wanted)

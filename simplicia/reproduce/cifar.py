@@ -100,7 +100,7 @@ TAU_DOWNSTREAM = Experiment(
     "tau-downstream",
     "The temperature downstream at each number of simplices",
     (
-        Cell("RN-18 L=5000", measure="probe_each", options=SEM),
+        Cell("BYOL + SEM", measure="probe_each", options=SEM),
         *(
             Cell(f"RN-50 L={count}", "byol-sem", simplices(count), resnet50(), "probe_each", SEM)
             for count in SIMPLICES

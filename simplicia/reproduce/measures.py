@@ -25,16 +25,17 @@ def probe(job: "Job", layer: str, temperature: float | None = None) -> list[Row]
     """The linear probe; at a temperature the one trained at the nearest of the grid, else the chosen one."""
     found = _probed(job, layer)
     if temperature is None:
-        return [_row(job, found)]
+        return [_row(found, job.probe)]
     rows = found["per_temperature"]
-    return [_row(job, found | min(rows, key=lambda row: abs(row["temperature"] - temperature)))]
+    nearest = min(rows, key=lambda row: abs(row["temperature"] - temperature))
+    return [_row(found | nearest, job.probe)]
 
 
 def probe_each(job: "Job", layer: str) -> list[Row]:
     """The best linear probe at each temperature downstream."""
     found = _probed(job, layer)
     return [
-        {"part": f"tau_d={row['temperature']:g}", **_row(job, found | row)}
+        {"part": f"tau_d={row['temperature']:g}", **_row(found | row, job.probe)}
         for row in found["per_temperature"]
     ]
 
@@ -88,7 +89,7 @@ def transfer(job: "Job", to: str) -> list[Row]:
         return transfer(job.run, splits(job.run, to, job.data_dir), quiet=job.quiet)
 
     found = job.once(f"transfer-{to}", lambda found: len(found["path"]) == 45, measure)
-    return [_row(job, found) | {"dataset": to}]
+    return [_row(found) | {"dataset": to}]
 
 
 def finetune(job: "Job", to: str) -> list[Row]:
@@ -104,7 +105,7 @@ def finetune(job: "Job", to: str) -> list[Row]:
         return finetune(job.run, splits(job.run, to, job.data_dir), settings=settings, quiet=job.quiet)
 
     found = job.once(f"finetune-{settings.steps}-{to}", lambda found: True, measure)
-    return [_row(job, found) | {"dataset": to}]
+    return [_row(found, f"{settings.steps} steps") | {"dataset": to}]
 
 
 def semi(job: "Job", fraction: float) -> list[Row]:
@@ -120,7 +121,7 @@ def semi(job: "Job", fraction: float) -> list[Row]:
         return semi(job.run, *job.sets, settings=settings, quiet=job.quiet)
 
     found = job.once(f"semi-{words}-{100 * fraction:g}-percent", lambda found: True, measure)
-    row = _row(job, found)
+    row = _row(found, f"epochs {words}")
     rows = [{"part": "top-1", **row}]
     if "top5_accuracy" in found:
         error = found["top5_standard_error"]
@@ -138,7 +139,7 @@ def robustness(job: "Job") -> list[Row]:
         return robustness(job.run, sets, [], corrupt=True, quiet=job.quiet)
 
     found = job.once("robustness-corrupted", lambda found: bool(found["sets"]), measure)
-    row, corrupted = _row(job, found), found["sets"][0]
+    row, corrupted = _row(found), found["sets"][0]
     more = {key: corrupted[key] for key in ("accuracy", "per_severity", "per_corruption")}
     return [{"part": "clean", **row}, {"part": "corruptions", **row, **more, "standard_error": None}]
 
@@ -274,13 +275,14 @@ def cost(job: "Job", of: tuple[str, str]) -> list[Row]:
 
     row = next(row for row in paper_table() if (row["encoder"], row["model"]) == of)
     counts = {name: row[name] for name in ("parameters", "activations", "flops", "estimated_gib")}
-    paper = {f"paper_{name}": value for name, value in row["paper"].items()}
+    paper = {f"paper_{name}": int(row["paper"][name]) for name in ("parameters", "activations", "flops")}
+    paper["paper_gib"] = row["paper"]["gib"]
     return [{"protocol": "counted", "encoder": of[0], "method": "byol", **counts, **paper}]
 
 
-def _row(job: "Job", found: Row) -> Row:
+def _row(found: Row, settings: str | None = None) -> Row:
     kept = {key: found[key] for key in _KEPT if key in found}
-    return {**kept, "probe": job.probe, "probe_seconds": found["seconds"], "probe_device": found["device"]}
+    return {**kept, "probe": settings, "probe_seconds": found["seconds"], "probe_device": found["device"]}
 
 
 MEASURES: dict[str, Callable[..., list[Row]]] = {

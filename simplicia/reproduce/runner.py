@@ -149,7 +149,7 @@ class Session:
         row: Row = {
             "experiment": self.experiment.name,
             "cell": name,
-            "dataset": self.data,
+            "dataset": None,
             "pretrained_on": None,
             "encoder": None,
             "method": None,
@@ -174,6 +174,7 @@ class Session:
         if job.plan is not None:
             recipe, state = job.recipe, job.state
             row |= {
+                "dataset": self.data,
                 "pretrained_on": self.data,
                 "encoder": recipe.encoder,
                 "method": recipe.method,

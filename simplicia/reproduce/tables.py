@@ -60,8 +60,10 @@ def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -
 def _table(experiment: Experiment, rows: list[Row], link: str | None) -> str:
     columns: list[Column] = [("cell", "cell", "")]
     accuracies = any(row.get("accuracy") is not None or "failed" in row for row in rows)
+    own = any(row.get("pretrained_on") == experiment.data for row in rows)
     if accuracies:
-        columns += [("paper, %", "paper", ".1f"), ("ours, %", "accuracy", ".1f")]
+        columns += [("paper, %", "paper", "")] if own else []  # of other data the paper says nothing
+        columns.append(("ours, %", "accuracy", ".1f"))
     columns += [c for c in experiment.columns if any(row.get(c[1]) is not None for row in rows)]
     if len({row.get("seed") for row in rows}) > 1:
         columns.append(("seed", "seed", ""))

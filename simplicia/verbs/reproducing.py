@@ -90,11 +90,13 @@ def _list(epochs: int | None) -> None:
     rows = []
     for experiment in EXPERIMENTS.values():
         found = budget(experiment, epochs)
-        hours = "-" if found.hours is None else f"{found.hours:.1f}"
+        hours = (
+            "-" if found.hours is None else f"{found.hours:.1f}" + ("" if found.measured else ", estimate")
+        )
         memory = "-" if found.gib is None else f"{found.gib:.0f}"
         data = experiment.data if not experiment.needs else experiment.needs
         rows.append([experiment.name, experiment.title, str(found.runs), hours, memory, data])
-    table("experiments", ["name", "what", "runs", "GPU hours", "GiB", "data"], rows)
+    table("experiments", ["name", "what", "runs", "GPU hours", "GiB (estimate)", "data"], rows)
     print(SOURCE)
 
 
