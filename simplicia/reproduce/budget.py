@@ -14,9 +14,9 @@ MEASURED = {"cifar100-byol": 7.521, "cifar100-byol-sem": 12.907}
 PROBE_SECONDS = 135.0
 IMAGES = 50_000
 SOURCE = (
-    "Hours are of one H200, for one seed, training and measuring, at the paper's epochs or at --epochs. Steps\n"
-    "of BYOL and BYOL + SEM with ResNet-18, and a probe, were timed there; an estimate has others, which are\n"
-    "taken from FLOPs and parameters. Runs that experiments share are trained once, and counted in each."
+    "Hours are of one H200, for one seed, training and measuring, at the paper's epochs or at --epochs.\n"
+    "Steps of BYOL and BYOL + SEM with ResNet-18, and a probe, were timed there. An estimate has others as\n"
+    "well, from FLOPs and parameters. Runs that experiments share are trained once, and counted in each."
 )
 
 

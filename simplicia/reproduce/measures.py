@@ -7,6 +7,7 @@ give one row. Each stores what it found beside the run, and takes it from there 
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from simplicia.errors import UserError
@@ -271,13 +272,18 @@ def theory(job: "Job") -> list[Row]:
 
 def cost(job: "Job", of: tuple[str, str]) -> list[Row]:
     """The counts of one model of the paper's cost table."""
-    from simplicia.analyze.cost import paper_table
-
-    row = next(row for row in paper_table() if (row["encoder"], row["model"]) == of)
+    row = next(row for row in _counted() if (row["encoder"], row["model"]) == of)
     counts = {name: row[name] for name in ("parameters", "activations", "flops", "estimated_gib")}
     paper = {f"paper_{name}": int(row["paper"][name]) for name in ("parameters", "activations", "flops")}
     paper["paper_gib"] = row["paper"]["gib"]
     return [{"protocol": "counted", "encoder": of[0], "method": "byol", **counts, **paper}]
+
+
+@cache
+def _counted() -> list[Row]:
+    from simplicia.analyze.cost import paper_table
+
+    return paper_table()
 
 
 def _row(found: Row, settings: str | None = None) -> Row:

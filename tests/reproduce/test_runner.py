@@ -1,0 +1,254 @@
+"""Experiments as their users run them: trained, stopped, taken up, measured once, and written as JSON."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from simplicia import cli
+from simplicia.reproduce import store
+from simplicia.reproduce.experiment import Cell, Experiment
+from simplicia.reproduce.runner import Options, reproduce
+from simplicia.train import checkpoint
+
+FIELDS = {
+    *("experiment", "cell", "dataset", "encoder", "method", "sem", "epochs", "batch_size", "accuracy"),
+    *("protocol", "online", "layer", "temperature", "seconds", "probe_seconds", "device", "seed", "commit"),
+    *("paper", "standard_error", "selected"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a labelled set of small images: three colours in noise."""
+    root = tmp_path_factory.mktemp("reproduce")
+    for split, count in (("train", 20), ("test", 10)):
+        for name, colour in (("red", (200, 60, 60)), ("green", (60, 200, 60)), ("blue", (60, 60, 200))):
+            folder = root / "images" / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                noise = np.random.default_rng(i).integers(-60, 55, (16, 16, 3))
+                Image.fromarray((noise + colour).astype(np.uint8)).save(folder / f"{i}.png")
+    return root
+
+
+def call(place, *words, epochs=2):
+    cut = ["--epochs", str(epochs), "--batch-size", "30", "--probe-epochs", "2", "--quiet"]
+    where = ["--data", place / "images", "--runs", place / "runs", "--results", place / "results"]
+    return cli.main([str(word) for word in ("reproduce", *words, *where, *cut)])
+
+
+def rows(place, name, folder="other"):
+    return store.read(place / "results" / folder / f"{name}.json")
+
+
+@pytest.fixture(scope="module")
+def measured(place):
+    assert call(place, "table1", "--only", "byol") == 0
+    return place
+
+
+def test_a_cell_states_all_that_is_needed_to_believe_it(measured, capsys):
+    base, sem = rows(measured, "table1")
+    for row in (base, sem):
+        assert row.keys() >= FIELDS and row["experiment"] == "table1" and row["online"] is False
+        assert (row["epochs"], row["batch_size"], row["seed"], row["paper"]) == (2, 30, 0, None)
+        assert row["probe"] == "demo-2-epochs" and row["seconds"] > 0 < row["probe_seconds"]
+        stored = json.loads((measured / "runs" / row["run"] / "results" / _probe(row)).read_text())
+        assert row["accuracy"] == stored["accuracy"] > 100 / 3
+    assert (base["cell"], base["sem"], base["layer"]) == ("BYOL", False, "encoder")
+    assert (sem["cell"], sem["sem"], sem["layer"]) == ("BYOL + SEM", True, "sem")
+    assert not (measured / "results" / "paper").exists()
+
+
+def _probe(row):
+    return f"probe-demo-2-epochs-{row['layer']}.json"
+
+
+def test_again_nothing_is_trained_or_probed_and_the_table_is_shown(measured, capsys):
+    files = {path: path.stat().st_mtime_ns for path in (measured / "runs").rglob("*") if path.is_file()}
+    before = rows(measured, "table1")
+    assert call(measured, "table1", "--only", "byol") == 0
+    out = capsys.readouterr().out
+    assert rows(measured, "table1") == before
+    assert files == {
+        path: path.stat().st_mtime_ns for path in (measured / "runs").rglob("*") if path.is_file()
+    }
+    for row in before:
+        assert f"| {row['cell']} | {row['accuracy']:.1f} ± {row['standard_error']:.1f} |" in out
+
+
+def test_other_experiments_take_the_same_run_and_the_same_probe(measured):
+    run = rows(measured, "table1")[1]["run"]
+    folders = {path.name for path in (measured / "runs").iterdir()}
+    file = measured / "runs" / run / "results" / "probe-demo-2-epochs-sem.json"
+    time_of_probe, probe = file.stat().st_mtime_ns, json.loads(file.read_text())
+    assert call(measured, "hard-discretisation", "--only", "sem") == 0
+    assert call(measured, "tau-downstream", "--only", "byol") == 0
+    assert call(measured, "entropy", "--only", "tau_p=1") == 0
+    assert call(measured, "spectrum", "--only", "byol") == 0
+    assert file.stat().st_mtime_ns == time_of_probe
+    assert {path.name for path in (measured / "runs").iterdir()} == folders
+    by_temperature = {row["temperature"]: row["accuracy"] for row in probe["per_temperature"]}
+    hard = rows(measured, "hard-discretisation")
+    assert [(row["temperature"], row["accuracy"]) for row in hard] == [
+        (0.0, by_temperature[0.0]),
+        (0.1, by_temperature[0.1]),
+    ]
+    downstream = rows(measured, "tau-downstream")
+    assert {row["temperature"]: row["accuracy"] for row in downstream} == by_temperature
+    (entropy,) = rows(measured, "entropy")
+    assert 0 < entropy["mean_entropy"] < entropy["ln_vertices"] == pytest.approx(np.log(13))
+    assert sum(entropy["counts"]) == entropy["count"] == 60 * 256
+    encoder, embedder = rows(measured, "spectrum")
+    assert (encoder["layer"], encoder["features"], embedder["features"]) == ("encoder", 128, 256 * 13)
+    assert len(embedder["values"]) == embedder["images"] == 30
+
+
+def test_coherence_and_the_bound_come_from_the_run_as_well(measured, capsys):
+    assert call(measured, "coherence", "--only", "BYOL + SEM") == 0
+    (coherence,) = rows(measured, "coherence")
+    assert (measured / "runs" / coherence["run"] / coherence["graph"]).is_file()
+    assert coherence["coherence"] == [] and coherence["coherence_at_5"] is None  # no superclasses
+    assert call(measured, "bound") == 0
+    found = rows(measured, "bound")
+    theory = [row for row in found if row["protocol"] == "Theorem 1, in theory"]
+    assert len(theory) == 8 and all(0 <= row["supremum"] <= row["bound"] < row["base"] for row in theory)
+    of_run = [row for row in found if row["protocol"] == "Theorem 1, measured"]
+    assert len(of_run) == 7 and all(row["measured"] <= row["supremum"] for row in of_run)
+    assert "**The terms of Theorem 1" in capsys.readouterr().out
+
+
+def test_seeds_are_cells_of_their_own(measured):
+    assert call(measured, "table1", "--only", "byol + sem", "--seeds", "0", "1", epochs=1) == 0
+    found = [(row["cell"], row["epochs"], row["seed"]) for row in rows(measured, "table1")]
+    assert found == [("BYOL", 2, 0), *(("BYOL + SEM", *more) for more in ((2, 0), (1, 0), (1, 1)))]
+
+
+def test_only_the_newest_checkpoint_is_kept(measured):
+    for run in (measured / "runs").iterdir():
+        assert len(list((run / "checkpoint").glob("step-*"))) == 1
+    assert checkpoint.KEEP == 2  # of pretrain
+
+
+def test_it_stops_in_time_says_so_and_goes_on(place, capsys):
+    words = "table1", "--only", "simclr + sem"
+    assert call(place, *words, "--minutes", "0.02", epochs=100_000) == 75
+    error = capsys.readouterr().err
+    assert re.search(r"stopped at step \d+ of 200000: the time is up; go on with: simplicia reproduce", error)
+    (run,) = (place / "runs").glob("simclr-sem-100000-*")
+    step = json.loads((checkpoint.latest(run / "checkpoint") / "state.json").read_text())["step"]
+    assert f"step {step} of" in error
+    assert call(place, *words, "--minutes", "0", epochs=100_000) == 75
+    assert "too little time is left for training" in capsys.readouterr().err
+    assert call(place, *words, "--minutes", "0.02", epochs=100_000) == 75
+    assert int(re.search(r"step (\d+) of", capsys.readouterr().err)[1]) > step
+    # a run that is finished is not measured if that would take too long
+    assert call(place, *words, "--minutes", "5", "--probe-minutes", "10", epochs=1) == 75
+    assert "too little time is left for a measurement" in capsys.readouterr().err
+    assert not any("SimCLR" in row["cell"] for row in rows(place, "table1"))
+
+
+def test_told_to_stop_while_it_measures_it_keeps_what_is_done(measured, monkeypatch, capsys):
+    from simplicia.reproduce import measures
+
+    def entropy(job):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setitem(measures.MEASURES, "entropy", entropy)
+    handler = signal.getsignal(signal.SIGTERM)
+    assert call(measured, "entropy", "--only", "tau_p=1") == 143
+    error = capsys.readouterr().err
+    assert "stopped while measuring; what is done is kept; go on with: simplicia reproduce entropy" in error
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_one_cell_that_diverges_does_not_stop_the_others(place):
+    cells = (
+        Cell("hot", "byol", {"optim.lr": 1e30}, options={"layer": "encoder"}),
+        Cell("sound", "byol", options={"layer": "encoder"}),
+    )
+    options = Options(str(place / "images"), epochs=2, batch_size=30, probe_epochs=1, quiet=True)
+    options.runs, options.results = place / "hot", place / "hot"
+    hot, sound = store.read(reproduce(Experiment("x", "", cells), options))
+    assert "the loss became" in hot["failed"] and hot["accuracy"] is None and hot["epochs"] == 2
+    assert sound["accuracy"] > 0
+
+
+def test_the_papers_rules_and_others_go_apart(tmp_path):
+    assert cli.main(["reproduce", "cost", "--only", "counted", "--results", str(tmp_path)]) == 0
+    found = store.read(tmp_path / "paper" / "cost.json")
+    assert len(found) == 6 and found[0]["paper_parameters"] == 16_500_000
+    assert all(abs(row["flops"] / row["paper_flops"] - 1) < 0.02 for row in found)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "reproduce takes an experiment's name"),
+        ("tabel1", "did you mean 'table1'?"),
+        ("table1 --only nothing", "no cell of table1 has nothing in its name"),
+        ("table1 --seeds -1", "not a whole number from 0 up"),
+        ("table1 --minutes soon", "not a number of minutes"),
+        ("table1 --device tpu9", "choose auto"),
+        ("table1 --epoch 3", "--epochs"),
+        ("table1 --data nowhere/here", "there is no folder 'nowhere/here'"),
+        ("table1 --only byol --data-dir nowhere", "nowhere"),
+        ("robustness", "needs ImageNet, which is not among simplicia's data sets"),
+    ],
+)
+def test_mistakes_are_one_line(words, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
+    assert cli.main(["reproduce", *words.split(), "--quiet"]) == 2
+    errors = capsys.readouterr().err
+    assert len(errors.strip().splitlines()) == 1 and told in errors, errors
+    assert not (tmp_path / "results").exists()
+
+
+def test_killed_it_goes_on_where_it_was(place, tmp_path):
+    """A real process, told to stop, then killed, then run to its end."""
+    cut = "--epochs", "5", "--batch-size", "30", "--probe-epochs", "2", "--only", "identity"
+    words = "reproduce", "embedder-type", "--data", str(place / "images"), *cut
+    command = [sys.executable, "-m", "simplicia.cli", *words]
+
+    def log():
+        found = list(tmp_path.glob("runs/byol-sem-5-epochs-batch-30-seed-0-*/log.jsonl"))
+        return found[0].stat().st_ino if found else None
+
+    def training():
+        before, deadline = log(), time.monotonic() + 120
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        while log() == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)  # a training that begins writes its log anew
+        return process
+
+    first = training()
+    first.send_signal(signal.SIGTERM)
+    error = first.communicate(timeout=120)[1]
+    assert first.returncode == 143, error
+    step = int(re.search(r"stopped at step (\d+) of 10; what is done is kept; go on with: ", error)[1])
+    (run,) = (tmp_path / "runs").iterdir()
+    assert checkpoint.latest(run / "checkpoint").name == f"step-{step:09d}" and step < 10
+    second = training()
+    second.kill()
+    second.communicate(timeout=120)
+    assert checkpoint.latest(run / "checkpoint").name == f"step-{step:09d}"
+    assert not (tmp_path / "results").exists()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (row,) = store.read(tmp_path / "results" / "other" / "embedder-type.json")
+    assert (row["cell"], row["epochs"], row["run"]) == ("identity", 5, run.name)
+    assert f"| identity | {row['accuracy']:.1f} ± {row['standard_error']:.1f} |" in done.stdout
+    # the part before the stop was not trained again
+    steps = [json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps)) and steps[-1] == 10

@@ -1,0 +1,128 @@
+"""Markdown from measured rows alone; the page in docs is what the generator makes of the files in results."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from simplicia import cli
+from simplicia.reproduce import get
+from simplicia.reproduce.tables import markdown, page
+
+ROOT = Path(__file__).parents[2]
+NUMBER = re.compile(r"\d[\d,]*\.\d+(?:e[+-]\d+)?")
+
+
+def row(**changes):
+    return {
+        "experiment": "table1",
+        "cell": "BYOL",
+        "pretrained_on": "cifar100",
+        "encoder": "resnet18",
+        "epochs": 200,
+        "batch_size": 256,
+        "seed": 0,
+        "accuracy": 61.26,
+        "standard_error": 0.49,
+        "paper": 70.7,
+        "protocol": "offline linear probe",
+        "probe": "cifar",
+        "seconds": 300.4,
+        "probe_seconds": 120.0,
+        "device": "a GPU",
+        **changes,
+    }
+
+
+def numbers(value):
+    """All numbers in a JSON value, also those within its texts."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from numbers(item)
+    elif isinstance(value, str):
+        yield from (float(text.replace(",", "")) for text in NUMBER.findall(value))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def unfounded(text, known):
+    """Numbers with a decimal point that are no known number at that rounding."""
+    found = []
+    for word in set(NUMBER.findall(text)):
+        mantissa, e, _ = word.replace(",", "").partition("e")
+        places = len(mantissa.partition(".")[2])
+        form = f".{places}e" if e else f".{places}f"
+        if not any(f"{value:{form}}" == word.replace(",", "") for value in known):
+            found.append(word)
+    return found
+
+
+def test_the_papers_number_stands_beside_ours_under_the_budget():
+    sem = row(cell="BYOL + SEM", accuracy=64.0, paper=73.9, seconds=500.0, temperature=0.1)
+    text = markdown(get("table1"), [sem, row()])
+    assert text.splitlines() == [
+        "**Seven methods without and with SEM; offline linear probe, settings: cifar; encoder: resnet18; "
+        "pre-training: 200 epochs on cifar100, batch 256, a GPU, 300 to 500 s each; measuring: 120 s.**",
+        "",
+        "| cell | paper, % | ours, % | temperature |",
+        "|---|---|---|---|",
+        "| BYOL | 70.7 | 61.3 ± 0.5 | - |",
+        "| BYOL + SEM | 73.9 | 64.0 ± 0.5 | 0.1 |",
+    ]
+
+
+def test_budgets_do_not_mix_and_seeds_are_told_apart():
+    rows = [row(), row(seed=1, accuracy=62.0), row(epochs=10), row(pretrained_on="shapes", paper=None)]
+    first, second, third = markdown(get("table1"), rows).split("\n**")
+    assert "| seed |" in first and "| BYOL | 70.7 | 62.0 ± 0.5 | 1 |" in first
+    assert " 10 epochs" in second and "seed" not in second
+    assert "on shapes" in third and "paper" not in third
+
+
+def test_what_the_paper_only_draws_and_what_diverged_are_said():
+    curve = row(experiment="emb-scale", cell="SEM, L=10", paper=None)
+    assert "| SEM, L=10 | figure only | 61.3 ± 0.5 |" in markdown(get("emb-scale"), [curve])
+    failed = row(failed="the loss became nan", accuracy=None)
+    assert "| BYOL | 70.7 | diverged |" in markdown(get("table1"), [failed])
+
+
+def test_names_of_others_cannot_break_the_page():
+    text = markdown(get("table1"), [row(cell="a | b <script>[x](y)", device="x\n\n# y")], "r.json")
+    assert "[a \\| b &lt;script>\\[x\\](y)](r.json)" in text and "\n# y" not in text
+
+
+def test_a_page_with_nothing_says_so(tmp_path, capsys):
+    target = tmp_path / "docs" / "results.md"
+    words = ["reproduce", "--results", str(tmp_path / "results"), "--page", str(target)]
+    assert cli.main(words) == 0 and "written to" in capsys.readouterr().out
+    assert target.read_text().count("Nothing has been measured yet.") == 2
+
+
+def test_a_page_keeps_the_papers_rules_and_others_apart(tmp_path):
+    results, target = tmp_path / "results", tmp_path / "docs" / "results.md"
+    for folder, accuracy in (("paper", 61.26), ("other", 33.33)):
+        (results / folder).mkdir(parents=True)
+        (results / folder / "table1.json").write_text(json.dumps([row(accuracy=accuracy)]))
+    (results / "paper" / "table1.md").write_text("A note: 61.3 % is what it is.\n")
+    text = page(results, target)
+    first, second = text.split("## On other data, or by other rules")
+    assert "[BYOL](../results/paper/table1.json) | 70.7 | 61.3" in first and "A note: 61.3 %" in first
+    assert "[BYOL](../results/other/table1.json) | 70.7 | 33.3" in second and "A note" not in second
+
+
+@pytest.mark.parametrize(("text", "wrong"), [("61.3 and 0.5", []), ("61.2", ["61.2"]), ("6.1e+01", [])])
+def test_the_check_of_numbers_finds_what_was_never_measured(text, wrong):
+    assert unfounded(text, list(numbers([row()]))) == wrong
+
+
+def test_the_page_in_docs_is_what_the_results_give():
+    target = ROOT / "docs" / "results.md"
+    assert page(ROOT / "results", target) == target.read_text(encoding="utf-8"), (
+        "run: simplicia reproduce --page docs/results.md"
+    )
+
+
+def test_every_number_of_the_page_was_measured():
+    files = [json.loads(path.read_text()) for path in (ROOT / "results").rglob("*.json")]
+    assert unfounded((ROOT / "docs/results.md").read_text(), set(numbers(files))) == []
