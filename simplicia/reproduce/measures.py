@@ -99,7 +99,7 @@ def finetune(job: "Job", to: str) -> list[Row]:
     from simplicia.evaluate.transfer import splits
 
     settings = FinetuneSettings()
-    if job.probe_epochs is not None:  # of the 50,000 images that the paper's steps are counted in
+    if job.probe_epochs is not None:  # 200 steps of 256 are about an epoch of CIFAR
         settings.steps = job.probe_epochs * 200
 
     def measure() -> Row:
@@ -147,6 +147,8 @@ def robustness(job: "Job") -> list[Row]:
 
 def entropy(job: "Job") -> list[Row]:
     """The histogram of the entropies of all simplices of all training images."""
+    import torch
+
     from simplicia.analyze.entropy import entropy_histogram
     from simplicia.evaluate.features import encoder_features
     from simplicia.run import represent
@@ -155,7 +157,8 @@ def entropy(job: "Job") -> list[Row]:
         run, (train, _) = job.run, job.sets
         net, vertices = run.network(), run.recipe.sem.vertices
         parts = encoder_features(run, train.images).split(256)
-        found = entropy_histogram((represent(net, part, "sem") for part in parts), vertices)
+        with torch.no_grad():
+            found = entropy_histogram((represent(net, part, "sem") for part in parts), vertices)
         return {
             "protocol": "entropy of simplices, training images",
             "layer": "sem",

@@ -291,7 +291,7 @@ def _stoppable() -> Iterator[None]:
     before: dict[int, Any] = {}
 
     def stop(number: int, _: object) -> None:
-        raise Interrupted("stopped while measuring", number)
+        raise Interrupted("stopped", number)
 
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}

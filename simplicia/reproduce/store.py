@@ -27,12 +27,17 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def put(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Put rows in place of those of the same cells; all others stay, whoever else writes meanwhile."""
+    """Put rows in place of those of the same cells; all others stay, whoever else writes meanwhile.
+
+    That a run failed is no longer so when it was measured.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.parent):
             new = {_key(row): row for row in rows}
-            merged = [new.pop(_key(row), row) for row in read(path)] + list(new.values())
+            sound = {row.get("run") for row in rows if "failed" not in row}
+            kept = [row for row in read(path) if "failed" not in row or row.get("run") not in sound]
+            merged = [new.pop(_key(row), row) for row in kept] + list(new.values())
             temporary = path.with_name(f".{path.name}.writing")
             temporary.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
             temporary.replace(path)

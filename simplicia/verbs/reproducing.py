@@ -86,16 +86,20 @@ def _run(name: str, given: dict[str, Any], arguments: list[str]) -> None:
 def _list(epochs: int | None) -> None:
     from simplicia.reproduce import EXPERIMENTS
     from simplicia.reproduce.budget import SOURCE, budget
+    from simplicia.train.log import Progress
 
     rows = []
-    for experiment in EXPERIMENTS.values():
+    bar = Progress("counting what models cost", len(EXPERIMENTS), 0)
+    for number, experiment in enumerate(EXPERIMENTS.values(), 1):
         found = budget(experiment, epochs)
+        bar.update(number)
         hours = (
             "-" if found.hours is None else f"{found.hours:.1f}" + ("" if found.measured else ", estimate")
         )
         memory = "-" if found.gib is None else f"{found.gib:.0f}"
         data = experiment.data if not experiment.needs else experiment.needs
         rows.append([experiment.name, experiment.title, str(found.runs), hours, memory, data])
+    bar.close()
     table("experiments", ["name", "what", "runs", "GPU hours", "GiB (estimate)", "data"], rows)
     print(SOURCE)
 
