@@ -38,7 +38,21 @@ def page(results: Path, path: Path) -> str:
             if (results / folder / f"{name}.json").exists()
         ]
         parts += sections or [NOTHING]
+        if folder == "paper" and sections:
+            parts.append(_missing(results / folder))
     return "\n".join(parts)
+
+
+def _missing(folder: Path) -> str:
+    """What of the paper is still to be measured."""
+    left = []
+    for name, experiment in EXPERIMENTS.items():
+        rows = store.read(folder / f"{name}.json")
+        done = {_place(experiment, row) for row in rows} & set(range(len(experiment.cells)))
+        if len(done) < len(experiment.cells):
+            some = f" ({len(experiment.cells) - len(done)} of {len(experiment.cells)} cells)" if done else ""
+            left.append(name + some)
+    return f"### Not measured yet\n\n{', '.join(left)}.\n" if left else ""
 
 
 def _section(experiment: Experiment, file: Path, page: Path) -> str:

@@ -172,7 +172,7 @@ class Training:
 
     def _loop(self, signals: "Signals", log: Log | None, progress: Progress) -> None:
         began = time.monotonic() - self.seconds
-        saved = time.monotonic()
+        saved = before = time.monotonic()
         patience = 60 * self.recipe.checkpoint_minutes
         mark = (time.monotonic(), self.done)
         warned: set[str] = set()
@@ -180,8 +180,9 @@ class Training:
         while self.done < total:
             output = self.step(self.done)
             self.done += 1
-            self.seconds = time.monotonic() - began
-            late = time.monotonic() > self.until
+            now = time.monotonic()
+            late = now + (now - before) > self.until  # after one more step like this it would be
+            before, self.seconds = now, now - began
             last, ending = self.done == total, self._agreed(late or signals.received is not None)
             if self.done % self.recipe.log_every == 0 or last:
                 figures = health.measure(self.method, output)

@@ -108,6 +108,7 @@ def test_a_page_keeps_the_papers_rules_and_others_apart(tmp_path):
     text = page(results, target)
     first, second = text.split("## On other data, or by other rules")
     assert "[BYOL](../results/paper/table1.json) | 70.7 | 61.3" in first and "A note: 61.3 %" in first
+    assert "### Not measured yet\n\ntable1 (13 of 14 cells), emb-scale, " in first
     assert "[BYOL](../results/other/table1.json) | 70.7 | 33.3" in second and "A note" not in second
 
 
