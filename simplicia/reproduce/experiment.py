@@ -10,7 +10,7 @@ from simplicia.data import datasets
 from simplicia.errors import UserError
 from simplicia.train import recipes
 from simplicia.train.recipe import Recipe
-from simplicia.train.settings import as_dict, with_changes
+from simplicia.train.settings import as_dict, flat, with_changes
 
 CIFAR = ("cifar100", "cifar10")  # one recipe table is for both
 Column = tuple[str, str, str]  # title, field of a row, format
@@ -65,7 +65,7 @@ class Plan:
     @property
     def differs(self) -> dict[str, Any]:
         """Settings other than the named recipe's, apart from its budget, its seed and its data."""
-        named, own = (_flat(as_dict(r)) for r in (recipes.get(self.recipe), self.complete))
+        named, own = (flat(as_dict(r)) for r in (recipes.get(self.recipe), self.complete))
         apart = ("name", "data", "epochs", "batch_size", "seed")
         return {k: v for k, v in own.items() if k not in apart and v != named.get(k)}
 
@@ -95,10 +95,3 @@ def plan(
     complete = with_changes(recipes.get(name), changes)
     complete.validate()
     return Plan(name, changes, complete)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return out

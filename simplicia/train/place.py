@@ -7,7 +7,7 @@ from typing import Any
 from simplicia.data import datasets
 from simplicia.errors import UserError
 from simplicia.train.recipe import Recipe, read_yaml
-from simplicia.train.settings import as_dict, with_changes
+from simplicia.train.settings import as_dict, flat, with_changes
 
 
 def choose(name: str, out: str | Path | None, resume: bool) -> Path:
@@ -45,7 +45,7 @@ def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Reci
             )
         recipe = stored
     asked = findable(with_changes(recipe, changes))
-    kept, wanted = _flat(as_dict(stored)), _flat(as_dict(asked))
+    kept, wanted = flat(as_dict(stored)), flat(as_dict(asked))
     for name in sorted(kept.keys() | wanted.keys()):
         if name not in Recipe.WATCHING and kept.get(name) != wanted.get(name):
             raise UserError(
@@ -79,10 +79,3 @@ def lock(folder: Path, name: str = "recipe.yaml") -> Any:
     except OSError:
         raise UserError(f"{folder} is being trained by another process; give another --out") from None
     return file
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return out

@@ -21,6 +21,14 @@ def as_dict(settings: Any) -> dict[str, Any]:
     return plain(dataclasses.asdict(settings))
 
 
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, with dots in their names."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        out |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return out
+
+
 def from_dict(values: Any, cls: type, prefix: str = "") -> Any:
     """The settings that ``as_dict`` gave; an unknown name or a value of the wrong type is an error."""
     if not isinstance(values, dict):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from PIL import Image
 
 from simplicia import cli
-from simplicia.reproduce import store
+from simplicia.reproduce import get, store
 from simplicia.reproduce.experiment import Cell, Experiment
 from simplicia.reproduce.runner import Options, reproduce
 from simplicia.train import checkpoint
@@ -124,6 +125,35 @@ def test_coherence_and_the_bound_come_from_the_run_as_well(measured, capsys):
     of_run = [row for row in found if row["protocol"] == "Theorem 1, measured"]
     assert len(of_run) == 7 and all(row["measured"] <= row["supremum"] for row in of_run)
     assert "**The terms of Theorem 1" in capsys.readouterr().out
+
+
+def test_other_protocols_are_measured_and_kept_too(measured):
+    shutil.copytree(measured / "images", measured / "data" / "flowers-102", dirs_exist_ok=True)
+    there = "--data-dir", measured / "data"
+    assert call(measured, "transfer", "--only", "linear, flowers102, byol + sem", *there) == 0
+    (transfer,) = rows(measured, "transfer")
+    assert (transfer["dataset"], transfer["layer"], transfer["temperature"]) == ("flowers102", "codes", 0.0)
+    assert transfer["pretrained_on"] == str(measured / "images") and transfer["accuracy"] > 100 / 3
+    assert call(measured, "semi-supervised", "--only", "sem, 10 %") == 0
+    (top1,) = rows(measured, "semi-supervised")  # of three classes five guesses are all
+    assert (top1["cell"], top1["probe"]) == ("BYOL + SEM, 10 %, top-1", "epochs 2")
+    assert call(measured, "robustness", "--only", "sem") == 0
+    clean, corrupted = rows(measured, "robustness")
+    assert (clean["cell"], corrupted["cell"]) == ("BYOL + SEM, clean", "BYOL + SEM, corruptions")
+    assert len(corrupted["per_corruption"]) == 15
+    severities = corrupted["per_severity"]
+    assert corrupted["accuracy"] == pytest.approx(sum(severities) / len(severities))
+
+
+def test_a_list_says_what_is_measured_and_what_is_an_estimate(monkeypatch, capsys):
+    few = {name: get(name) for name in ("bound", "entropy", "robustness")}
+    monkeypatch.setattr("simplicia.reproduce.EXPERIMENTS", few)
+    assert cli.main(["reproduce", "--list", "--epochs", "1000"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    bound, entropy, robustness = (next(s for s in lines if s.startswith(name)) for name in few)
+    assert re.search(r" 1 +0\.7 +7 +cifar100", bound)  # 12.907 ms, 195,000 steps, and a measurement
+    assert re.search(r" 5 +3\.\d, estimate +7 +cifar100", entropy)
+    assert re.search(r" 2 +- +- +ImageNet, which is not among", robustness)
 
 
 def test_seeds_are_cells_of_their_own(measured):
