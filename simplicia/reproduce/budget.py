@@ -15,13 +15,15 @@ PROBE_SECONDS = 135.0
 IMAGES = 50_000
 SOURCE = (
     "Hours are of one H200, for one seed, training and measuring, at the paper's epochs or at --epochs.\n"
-    "Steps of BYOL and BYOL + SEM with ResNet-18, and a probe, were timed there. An estimate has others as\n"
-    "well, from FLOPs and parameters. Runs that experiments share are trained once, and counted in each."
+    "Steps of BYOL and BYOL + SEM with ResNet-18, and a probe, were timed there; an estimate has other\n"
+    "steps, from FLOPs and parameters. Runs that experiments share are trained once, and counted in each."
 )
 
 
 @dataclass(frozen=True)
 class Budget:
+    """What one seed takes on one GPU."""
+
     runs: int
     hours: float | None  # None: not known, such as without the data
     measured: bool  # the steps of all its runs

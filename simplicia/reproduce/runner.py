@@ -74,6 +74,11 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
     if data == experiment.data and experiment.needs:
         raise UserError(f"{experiment.name} needs {experiment.needs}")
     cells = experiment.chosen(options.only)
+    if options.minutes is not None and options.minutes <= options.probe_minutes:
+        raise UserError(
+            f"minutes is {options.minutes:g}, and no measurement is begun with less than "
+            f"{options.probe_minutes:g} left: none ever would be; give more --minutes or fewer --probe-minutes"
+        )
     session = Session(experiment, options, data)
     choose(options.device)  # a device that is not there is told before anything begins
     store.read(session.path)  # and so is a file that cannot be added to

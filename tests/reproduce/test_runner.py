@@ -43,7 +43,7 @@ def place(tmp_path_factory):
 def call(place, *words, epochs=2):
     cut = ["--epochs", str(epochs), "--batch-size", "30", "--probe-epochs", "2", "--quiet"]
     where = ["--data", place / "images", "--runs", place / "runs", "--results", place / "results"]
-    return cli.main([str(word) for word in ("reproduce", *words, *where, *cut)])
+    return cli.main([str(word) for word in ("reproduce", *where, *cut, *words)])
 
 
 def rows(place, name, folder="other"):
@@ -163,23 +163,30 @@ def test_seeds_are_cells_of_their_own(measured):
 
 
 def test_it_stops_in_time_says_so_and_goes_on(place, capsys):
-    words = "table1", "--only", "simclr + sem"
-    assert call(place, *words, "--minutes", "0.02", epochs=100_000) == 75
+    words = "table1", "--only", "simclr + sem", "--probe-minutes", "0", "--minutes"
+    assert call(place, *words, "0.02", epochs=100_000) == 75
     error = capsys.readouterr().err
     assert re.search(r"stopped at step \d+ of 200000: the time is up; go on with: simplicia reproduce", error)
     (run,) = (place / "runs").glob("simclr-sem-100000-*")
     step = json.loads((checkpoint.latest(run / "checkpoint") / "state.json").read_text())["step"]
     assert f"step {step} of" in error
-    assert call(place, *words, "--minutes", "0", epochs=100_000) == 75
+    assert call(place, *words, "1e-9", epochs=100_000) == 75
     assert "too little time is left for training" in capsys.readouterr().err
-    assert call(place, *words, "--minutes", "0.02", epochs=100_000) == 75
+    assert call(place, *words, "0.02", epochs=100_000) == 75
     later = int(re.search(r"step (\d+) of", capsys.readouterr().err)[1])
     assert later > step  # and only the newest checkpoint is kept
     assert [path.name for path in (run / "checkpoint").iterdir()] == [f"step-{later:09d}"]
-    # a run that is finished is not measured if that would take too long
-    assert call(place, *words, "--minutes", "5", "--probe-minutes", "10", epochs=1) == 75
-    assert "too little time is left for a measurement" in capsys.readouterr().err
     assert not any("SimCLR" in row["cell"] for row in rows(place, "table1"))
+
+
+def test_a_measurement_that_would_end_too_late_is_not_begun(measured, capsys):
+    run = measured / "runs" / rows(measured, "table1")[0]["run"]
+    shutil.copytree(run, measured / "late" / run.name, ignore=shutil.ignore_patterns("results"))
+    words = "table1", "--only", "byol", "--minutes", "1"
+    late = "--probe-minutes", "0.999999", "--runs", measured / "late", "--results", measured / "late"
+    assert call(measured, *words, *late) == 75
+    assert "too little time is left for a measurement; there is more to do" in capsys.readouterr().err
+    assert not (measured / "late" / "other").exists()
 
 
 def test_told_to_stop_while_it_measures_it_keeps_what_is_done(measured, monkeypatch, capsys):
@@ -193,7 +200,7 @@ def test_told_to_stop_while_it_measures_it_keeps_what_is_done(measured, monkeypa
     handler = signal.getsignal(signal.SIGTERM)
     assert call(measured, "entropy", "--only", "tau_p=1") == 143
     error = capsys.readouterr().err
-    assert "stopped; what is done is kept; go on with: simplicia reproduce entropy" in error
+    assert "stopped; what is done is kept; go on with: simplicia reproduce " in error
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
@@ -227,6 +234,7 @@ def test_the_papers_rules_and_others_go_apart(tmp_path):
         ("tabel1", "did you mean 'table1'?"),
         ("table1 --only nothing", "no cell of table1 has nothing in its name"),
         ("table1 --seeds -1", "not a whole number from 0 up"),
+        ("table1 --minutes 2", "minutes is 2, and no measurement is begun with less than 3"),
         ("table1 --minutes soon", "not a number of minutes"),
         ("table1 --device tpu9", "choose auto"),
         ("table1 --epoch 3", "--epochs"),
