@@ -77,7 +77,7 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
     if options.minutes is not None and options.minutes <= options.probe_minutes:
         raise UserError(
             f"minutes is {options.minutes:g}, and no measurement is begun with less than "
-            f"{options.probe_minutes:g} left: none ever would be; give more --minutes or fewer --probe-minutes"
+            f"{options.probe_minutes:g} left: give more --minutes or fewer --probe-minutes"
         )
     session = Session(experiment, options, data)
     choose(options.device)  # a device that is not there is told before anything begins
