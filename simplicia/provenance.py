@@ -24,11 +24,20 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit the code is at, if it is in a repository; SIMPLICIA_COMMIT says it for a bare copy."""
+    """The commit the code is at, if it is in a repository; SIMPLICIA_COMMIT says it for a bare copy.
+
+    "-dirty" says that the package itself was changed since, not only results or pages beside it.
+    """
     if told := os.environ.get("SIMPLICIA_COMMIT"):
         return told
     try:
-        words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-        return subprocess.run(words, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        name = _git("rev-parse", "--short", "HEAD")
+        return f"{name}-dirty" if _git("status", "--porcelain", "--", ".") else name
     except (OSError, subprocess.SubprocessError):
         return "unknown"
+
+
+def _git(*words: str) -> str:
+    """What git says in the package's folder."""
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
