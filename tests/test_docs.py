@@ -48,13 +48,24 @@ def test_the_performance_pages_numbers_are_the_stored_ones():
         speed = f"{row['ms_per_step']:.2f} | {row['images_per_s']:,.0f}"
         numbers = f"{speed} | {row['peak_gib']:.2f} | {row['startup_s']:.0f}"
         assert f"| {row['recipe']} | {bits} bits | {numbers} |" in page
-    for row in json.loads((ROOT / "results/bench/step-second.json").read_text()):
-        name = f"| {row['recipe']} | {row['changes'].get('sem.blocks', 1)}"
+    for row in json.loads((ROOT / "results/bench/step-third.json").read_text()):
+        name = f"| {row['recipe']} | {row['changes'].get('optim.momentum_bits', '32')} bits"
         speed = f"{row['ms_per_step']:.2f} | {row['images_per_s']:,.0f}"
-        assert f"{name} | {speed} | {row['peak_gib']:.2f} | {row['startup_s']:.0f} |" in page
+        peak = "-" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}"
+        assert f"{name} | {speed} | {peak} | {row['startup_s']:.0f} |" in page
         kinds = "convolutions", "normalisation", "matrix products", "update", "elementwise"
         spent = " | ".join(f"{row['ms_of'][kind]:.2f}" for kind in kinds)
         assert f"{name} | {spent} |" in page
+        if row["recipe"] == "cifar100-byol-sem" and not row["changes"]:
+            sem = row["ms_per_step"]
+    (earlier,) = (
+        row["ms_per_step"]
+        for row in json.loads((ROOT / "results/bench/step-second.json").read_text())
+        if row["recipe"] == "cifar100-byol-sem" and not row["changes"]
+    )
+    assert f"BYOL + SEM went from {earlier:.2f} to {sem:.2f} ms" in page
+    inside = json.loads((ROOT / "results/bench/product.json").read_text())["rows"][0]["ms_per_step"]
+    assert f"measured {inside:.2f} ms instead of {sem:.2f}" in page
     for row in json.loads((ROOT / "results/bench/step-first.json").read_text()):
         numbers = f"{row['ms_per_step']:.2f} | {row['peak_gib']:.2f}"
         assert f"| {row['recipe']} | {row['engine']} | {numbers} |" in page

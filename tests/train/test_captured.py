@@ -132,12 +132,12 @@ def test_captured_losses_are_the_eager_ones(name, bottleneck):
     rounding = 0.0
     for i, (exact, eager, fast) in enumerate(zip(*losses, strict=True)):
         rounding = max(rounding, abs(exact - eager))
-        assert abs(eager - fast) < 0.01 * abs(eager) + 0.01 + 2 * rounding, (i, losses)
+        assert abs(eager - fast) < 0.03 * abs(eager) + 0.01 + 2 * rounding, (i, losses)
     assert losses[0][0] != losses[0][-1] and rounding < 0.1 * abs(losses[0][-1])
 
 
 @gpu
-@pytest.mark.parametrize("name", ["byol", "moco", "vicreg"])
+@pytest.mark.parametrize("name", methods.names())
 def test_captured_updates_are_the_eager_ones(name):
     """Every weight, target, momentum and running statistic, by how far it moved in five steps."""
     moved = []
