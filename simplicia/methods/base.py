@@ -27,7 +27,8 @@ class Output(NamedTuple):
 
     loss: Tensor
     features: tuple[Tensor, ...]  # the encoder's output, detached
-    embeddings: tuple[Tensor, ...]  # the bottleneck's output, detached
+    embeddings: tuple[Tensor, ...]  # the bottleneck's output, detached, less ``offset``
+    offset: float = 0.0  # 1/V where a fast network hands out its simplices as the projector gets them
 
 
 class Branch(NamedTuple):
@@ -47,6 +48,7 @@ class Network(nn.Module):
     """
 
     encoded: Tensor | None = None  # the encoder's output, where a step computed it beforehand
+    withheld = 0.0  # what the embeddings of its branches lack
 
     def __init__(self, encoder: nn.Module, bottleneck: Bottleneck, projector: nn.Module):
         super().__init__()
@@ -94,7 +96,7 @@ class Method(nn.Module):
         features, embeddings = (
             tuple(x.detach() for x in part) for part in list(zip(*branches, strict=True))[:2]
         )
-        return Output(loss, features, embeddings)
+        return Output(loss, features, embeddings, self.online.withheld)
 
     def branches(self, views: list[Tensor]) -> list[Branch]:
         """Each view through the online network, at its own temperature."""

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from simplicia.encoders import ResNet
 from simplicia.layers import BlockLinear
 from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
@@ -30,7 +31,9 @@ class CapturedStep(Step):
         fuse(self.method)
         self.copies = _make_copies(self.method)
         self.target = self.method.target if isinstance(self.method, TargetMethod) else None
-        encoder = {id(p) for p in self.method.online.encoder.parameters()}
+        online: Any = self.method.online.encoder
+        self.stem: Any = online.conv1 if isinstance(online, ResNet) and online.conv1.is_product else None
+        encoder = {id(p) for p in online.parameters()}
         slots = self._slots()
         self.head = self._fuse([slot for key, slot in slots.items() if key not in encoder])
         self.trunk = self._fuse([slot for key, slot in slots.items() if key in encoder])
@@ -40,7 +43,7 @@ class CapturedStep(Step):
         self.augment, self.encode, self.rest = (
             _compiled(part) for part in (self._augment, self._encode, self._rest)
         )
-        self.beside = torch.cuda.Stream()
+        self.main, self.beside = torch.cuda.Stream(priority=-1), torch.cuda.Stream()
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
 
     def __call__(self, step: int) -> Output:
@@ -63,9 +66,10 @@ class CapturedStep(Step):
             self.trunk.measure_weights()
 
     def _augment(self, indices: Tensor) -> Tensor:
-        """Both views of a batch, one after the other."""
+        """Both views of a batch, one after the other, as the encoders' stem takes them."""
         views = torch.cat(self.views(self.data.images[indices]))
-        return views.to(torch.bfloat16, memory_format=torch.channels_last)
+        views = views.to(torch.bfloat16, memory_format=torch.channels_last)
+        return views if self.stem is None else self.stem.patches(views)
 
     def _encode(self, encoder: nn.Module, images: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
@@ -136,7 +140,7 @@ class CapturedStep(Step):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self.main):
             output = self._compute(update=True)
         for update in (self.head, self.trunk):
             update.find_gradients()
@@ -194,33 +198,34 @@ class _Copied:
 
 
 class _CopiedConv2d(_Copied, nn.Conv2d):
+    @property
+    def is_product(self) -> bool:
+        """Whether it is one product of patches instead: few channels leave a convolution's units idle."""
+        plain = self.stride == self.dilation == (1, 1) and self.groups == 1 and self.padding_mode == "zeros"
+        small = self.in_channels <= 4 and self.kernel_size == (3, 3)
+        return plain and small and self.padding in ((1, 1), (2, 2))
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        plain = self.stride == self.dilation == (1, 1) and self.groups == 1 and self.padding_mode == "zeros"
-        if (
-            plain
-            and self.in_channels <= 4
-            and self.kernel_size == (3, 3)
-            and self.padding in ((1, 1), (2, 2))
-        ):
-            return self._as_product(x)
-        return self._conv_forward(x, self.copy, self.bias)
+        if not self.is_product:
+            return self._conv_forward(x, self.copy, self.bias)
+        patches = x if x.shape[1] > self.in_channels else self.patches(x)
+        weight = self.copy.permute(0, 2, 3, 1).flatten(1)
+        weight = F.pad(weight, (0, patches.shape[1] - weight.shape[1]))
+        return F.linear(patches.permute(0, 2, 3, 1), weight, self.bias).permute(0, 3, 1, 2)
 
-    def _as_product(self, x: Tensor) -> Tensor:
-        """The convolution as one product of patches: three channels leave a convolution's units idle."""
+    def patches(self, x: Tensor) -> Tensor:
+        """What each output sees, as channels: 9 per channel, then spare ones up to a whole tile."""
         p = int(self.padding[0])
         x = F.pad(x.to(self.copy.dtype).permute(0, 2, 3, 1), (0, 0, p, p, p, p))
         height, width, channels = x.shape[1] - 2, x.shape[2] - 2, x.shape[3]
-        weight = self.copy.permute(0, 2, 3, 1).flatten(1)
-        spare = -weight.shape[1] % 16
-        # where each number of a patch lies in its image; spare ones, up to a whole tile, meet zero weights
+        # where each number of a patch lies in its image; spare ones meet zero weights
         row, column = (torch.arange(n, device=x.device) for n in (height, width))
-        number = torch.arange(weight.shape[1] + spare, device=x.device) % weight.shape[1]
+        number = torch.arange(9 * channels + -9 * channels % 16, device=x.device) % (9 * channels)
         i, j, channel = number // (3 * channels), number // channels % 3, number % channels
         place = ((row[:, None, None] + i) * x.shape[2] + column[:, None] + j) * channels + channel
-        y = F.linear(x.flatten(1)[:, place], F.pad(weight, (0, spare)), self.bias)
-        return y.permute(0, 3, 1, 2)
+        return x.flatten(1)[:, place].permute(0, 3, 1, 2)
 
 
 class _CopiedLinear(_Copied, nn.Linear):

@@ -22,7 +22,7 @@ def measure(method: Method, output: Output) -> dict[str, float]:
     }
     bottleneck = method.online.bottleneck
     if isinstance(bottleneck, SimplicialEmbedding):
-        simplices = output.embeddings[0].float()
+        simplices = output.embeddings[0].float() + output.offset
         figures["entropy"] = entropy(simplices, bottleneck.vertices).mean().item()
     return figures
 

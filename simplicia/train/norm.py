@@ -123,10 +123,11 @@ class _FusedNetwork(Network):
         features = self.features(images)
         sem: Any = self.bottleneck
         centred = sem.centred(features, temperature)
-        # for who looks on: as many bytes, but 11 bits near 1/V
-        kind = torch.float16 if centred.dtype == torch.bfloat16 else centred.dtype
-        embedding = (centred.float() + self.offset).to(kind)
-        return Branch(features, embedding, self.projector(centred))
+        return Branch(features, centred, self.projector(centred))
+
+    @property
+    def withheld(self) -> float:  # type: ignore[override]
+        return self.offset if self.training else 0.0
 
 
 def fits(x: Tensor, residual: Tensor | None = None) -> bool:

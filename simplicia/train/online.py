@@ -55,7 +55,7 @@ class OnlineProbe:
     def learn(self, output: Output, indices: Tensor, lr: float = 0.1) -> None:
         """A step of SGD with momentum 0.9 and no weight decay, on both views. Never waits for the device."""
         features = torch.cat(output.features).float()
-        inputs = {"encoder": features, "sem": torch.cat(output.embeddings).float()}
+        inputs = {"encoder": features, "sem": torch.cat(output.embeddings).float() + output.offset}
         inputs |= self._at_temperatures(features)
         labels = self.labels[indices].repeat(len(output.features))
         with torch.enable_grad():

@@ -92,6 +92,7 @@ def test_a_stem_as_a_product_of_patches_is_the_convolution():
         ):
             torch.testing.assert_close(a, b)
         torch.testing.assert_close(plain(x), layer(x))
+        torch.testing.assert_close(plain(x), layer(layer.patches(x)))  # patches made once for two encoders
 
 
 def training(name, engine, fixed_views=True, precision="bf16", **changes):
