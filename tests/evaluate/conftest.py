@@ -1,10 +1,21 @@
-"""A small labelled folder and a small run trained on it, for the evaluations that take minutes on more."""
+"""A small labelled folder and small runs trained on it, for the evaluations that take minutes on more.
+
+``run`` and ``sets`` are an untrained run and some shapes, where a file has none of its own.
+"""
+
+import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from simplicia import cli
+from simplicia.data.datasets import load
+from simplicia.run import Run
+from simplicia.train import recipes
+from simplicia.train.settings import with_changes
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 170, 60), "red": (200, 50, 40)}
 
@@ -58,6 +69,24 @@ def embed_run(tmp_path_factory, colours):
     words = f"pretrain byol-sem --data {colours} --out {path} --sem.simplices 8 {words}"
     assert cli.main(words.split()) == 0
     return path
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A run that has not learned anything: a probe is the same on any features."""
+    torch.manual_seed(0)
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 16, "options.hidden": 32})
+    mean, std = load("shapes", "test").statistics()
+    return Run(Path("untrained"), recipe, recipe.build(), {"step": 0, "mean": mean, "std": std})
+
+
+@pytest.fixture(scope="module")
+def sets():
+    """Some of the shapes, to train and to test on."""
+    return tuple(
+        dataclasses.replace(s, images=s.images[:n], labels=s.labels[:n])
+        for s, n in ((load("shapes"), 400), (load("shapes", "test"), 200))
+    )
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """Nearest neighbours: votes against scikit-learn, chunks against the whole, codes without their one-hots."""
 
-import dataclasses
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,28 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplicia import neighbours
-from simplicia.data.datasets import load
 from simplicia.evaluate import knn
 from simplicia.neighbours import cosine, nearest, overlap, vote
-from simplicia.run import Run
-from simplicia.train import recipes
-from simplicia.train.settings import with_changes
-
-
-@pytest.fixture(scope="module")
-def run():
-    torch.manual_seed(0)
-    recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 16, "options.hidden": 32})
-    mean, std = load("shapes", "test").statistics()
-    return Run(Path("untrained"), recipe, recipe.build(), {"step": 0, "mean": mean, "std": std})
-
-
-@pytest.fixture(scope="module")
-def sets():
-    return tuple(
-        dataclasses.replace(s, images=s.images[:n], labels=s.labels[:n])
-        for s, n in ((load("shapes"), 400), (load("shapes", "test"), 200))
-    )
 
 
 @pytest.mark.parametrize("layer", ["encoder", "embedder", "sem", "codes"])

@@ -4,40 +4,20 @@ import copy
 import dataclasses
 import importlib
 import statistics
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from simplicia.data.datasets import ImageSet, load
+from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import ProbeSettings, inputs, knn, linear, probe
 from simplicia.evaluate.inputs import Inputs
 from simplicia.evaluate.linear import Probes, Rates, correct, train
 from simplicia.evaluate.probe import PRESETS, fit, preset
 from simplicia.run import Run
-from simplicia.train import recipes
-from simplicia.train.settings import with_changes
 
 QUICK = ProbeSettings(lrs=(0.1, 1.0), l1=(0.0, 1e-3), temperatures=(0.0, 1.0), epochs=5, batch_size=64)
-
-
-@pytest.fixture(scope="module")
-def run():
-    """A run that has not learned anything: a probe is the same on any features."""
-    torch.manual_seed(0)
-    recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 16, "options.hidden": 32})
-    mean, std = load("shapes", "test").statistics()
-    return Run(Path("untrained"), recipe, recipe.build(), {"step": 0, "mean": mean, "std": std})
-
-
-@pytest.fixture(scope="module")
-def sets():
-    return tuple(
-        dataclasses.replace(s, images=s.images[:n], labels=s.labels[:n])
-        for s, n in ((load("shapes"), 400), (load("shapes", "test"), 200))
-    )
 
 
 def alone(x, labels, rates, settings, seed=0):
