@@ -71,6 +71,7 @@ def _measured(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
         if several := result.get("per_temperature"):
             rows = [{**result, **part} for part in several]
             found |= {_row(part): _cell(part) for part in rows}
+        if several or len((result.get("grid") or {}).get("temperatures", [])) > 1:
             row = row._replace(temperature="chosen")  # on validation images, and so each run its own
         found[row] = _cell(result)
     return found | _online(folder, recipe)
@@ -108,6 +109,7 @@ def _row(result: Cell) -> Row:
     if grid := result.get("grid"):
         rates = math.prod(len(values) for key, values in grid.items() if key != "temperatures")
         told.append(f"{rates} rates")
+    told += [f"{key} {results.listed(value)}" for key, value in (result.get("changed") or {}).items()]
     return Row(
         str(result.get("dataset")),
         str(result.get("test_images", "-")),

@@ -21,6 +21,7 @@ from simplicia.data.resident import Resident
 from simplicia.data.views import Views, ViewSettings
 from simplicia.errors import UserError
 from simplicia.evaluate.features import result
+from simplicia.evaluate.results import changed
 from simplicia.evaluate.transfer import Splits, accuracies
 from simplicia.run import Run
 from simplicia.sem import simplicial
@@ -245,6 +246,7 @@ def finetune(
         weight_decay=settings.weight_decay,
         schedule="cosine",
         seeds=[settings.seed],
+        changed=changed(settings),
         trials=rows,
         seconds=time.monotonic() - start,
     )

@@ -1,5 +1,6 @@
 """What a measurement says of itself: one set of fields for every evaluation, written beside the run."""
 
+import hashlib
 import json
 import math
 import re
@@ -101,10 +102,18 @@ def over_seeds(correct: Sequence[int], total: int, top5: Sequence[int] | None = 
     return found
 
 
+def changed(settings: Any) -> dict[str, Any]:
+    """The settings that are not a protocol's own; a seed only repeats it, and some are fields of a result."""
+    given, defaults = vars(settings), vars(type(settings)())
+    apart = ("seed", "fraction", "temperature")
+    return {key: value for key, value in given.items() if key not in apart and value != defaults[key]}
+
+
 def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
     """The file of a measurement: what it is of the run's own, or what else it is of, so that none is lost."""
     words = [protocol, str(found["layer"])]
-    chosen = found.get("per_temperature") or "temperature" in found["selected"]
+    tried = found.get("grid", {}).get("temperatures", [])
+    chosen = len(tried) > 1 or "temperature" in found["selected"]
     if found["layer"] == "sem" and not chosen and found["temperature"] != run.recipe.sem.temperature:
         words.append(f"at-{found['temperature']:g}")
     if found.get("k", K) != K:
@@ -113,11 +122,19 @@ def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
         words.append(f"{100 * found['fraction']:.3g}-percent")
     if found.get("list_file") is not None:
         words.append(_plain(found["list_file"]))
+    if told := "-".join(f"{key}-{listed(value, '_')}" for key, value in found.get("changed", {}).items()):
+        digest = hashlib.sha256(told.encode()).hexdigest()[:8]
+        words.append(told if len(told) <= 80 else f"changed-{digest}")  # names of files have an end
     if found["dataset"] != Path(run.recipe.data).name:
         words.append(_plain(found["dataset"]))
     if found["network"] != "online":
         words.append(found["network"])
     return "-".join(words)
+
+
+def listed(value: Any, between: str = " ") -> str:
+    """A setting, or each of several."""
+    return between.join(map(str, value if isinstance(value, list | tuple) else [value]))
 
 
 def _plain(word: str) -> str:
@@ -142,6 +159,8 @@ def _is_formed(value: dict[str, Any]) -> bool:
     """Whether numbers are numbers, and the parts that have parts what ``result`` makes them."""
     grid = value.get("grid") or {}
     if not isinstance(grid, dict) or not all(isinstance(values, list) for values in grid.values()):
+        return False
+    if not isinstance(value.get("changed") or {}, dict):
         return False
     parts: list[tuple[Any, tuple[str, ...]]] = [(value, ())]
     for key, needed in _PARTS.items():

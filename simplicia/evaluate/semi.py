@@ -16,6 +16,7 @@ from simplicia.data.datasets import ImageSet, held_out, part
 from simplicia.errors import UserError
 from simplicia.evaluate.features import check_classes, result
 from simplicia.evaluate.finetune import Trial, check_numbers, search, tested, trainable_layer
+from simplicia.evaluate.results import changed
 from simplicia.evaluate.transfer import accuracies, hold_out
 from simplicia.run import Run
 
@@ -127,6 +128,7 @@ def semi(
         weight_decay=settings.weight_decay,
         schedule="cosine",
         seeds=[settings.seed],
+        changed=changed(settings),
         trials=rows,
         seconds=time.monotonic() - start,
     )

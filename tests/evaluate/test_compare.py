@@ -224,6 +224,7 @@ def test_what_was_chosen_is_not_in_the_row_and_what_was_set_is(runs, tmp_path):
         {"path": [{}]},
         {"path": [{"regulariser": "x"}]},
         {"per_temperature": [{"accuracy": None}]},
+        {"changed": [3]},
     ],
 )
 def test_results_with_numbers_that_are_none_are_left_out(runs, tmp_path, damage):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ import simplicia
 from simplicia import cli
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
+from simplicia.evaluate.compare import compare
 from simplicia.evaluate.features import labelled
-from simplicia.evaluate.finetune import Trial
-from simplicia.evaluate.results import name
+from simplicia.evaluate.finetune import FinetuneSettings, Trial
+from simplicia.evaluate.results import changed, name
 from simplicia.evaluate.semi import SemiSettings, semi, subset
+from simplicia.evaluate.transfer import TransferSettings
 
 QUICK = SemiSettings(fraction=0.5, lrs=(0.1,), epochs=(1, 2), temperatures=(0.1, 1.0), batch_size=16)
 
@@ -50,8 +53,46 @@ def test_a_list_and_a_drawn_share_have_files_of_their_own(run, sets, tmp_path):
         name(run, "semi", semi(run, train, test, "encoder", dataclasses.replace(quick, **more), names))
         for more, names in (({}, path), ({}, None), ({"fraction": 0.25}, None))
     )
-    assert listed == "semi-encoder-50-percent-my_list.txt"
-    assert drawn == "semi-encoder-50-percent" and fewer == "semi-encoder-25-percent"
+    own = "lrs-0.1-epochs-1-temperatures-0.1_1.0-batch_size-16"
+    assert listed == f"semi-encoder-50-percent-my_list.txt-{own}"
+    assert drawn == f"semi-encoder-50-percent-{own}" and fewer == f"semi-encoder-25-percent-{own}"
+
+
+def test_other_settings_have_files_and_rows_of_their_own(small_run, colours, tmp_path):
+    """A short measurement does not replace the long one, nor the other way round."""
+    copied = tmp_path / "run"
+    shutil.copytree(small_run, copied)
+    semi = "semi --fraction 0.5 --epochs 1 --temperatures 1"
+    tune = "finetune --batch-size 16 --steps 1"
+    for words in (
+        f"{semi} --lrs 0.1",
+        f"{semi} --lrs 0.2",
+        f"{tune} --lrs 0.1",
+        f"{tune} --lrs 0.1 --seed 1",
+    ):
+        verb, rest = words.split(maxsplit=1)
+        assert cli.main([verb, str(copied), "--data", str(colours), *rest.split()]) == 0
+    short = "semi-sem-50-percent-lrs-{}-epochs-1-temperatures-1.0"
+    assert {path.stem for path in (copied / "results").iterdir()} == {
+        short.format(0.1),
+        short.format(0.2),
+        "finetune-sem-lrs-0.1-steps-1-batch_size-16",  # a seed only repeats it
+    }
+    found = compare([copied])["rows"]
+    assert len(found) == 3 and {"lrs 0.1", "lrs 0.2"} < {w for r in found for w in r["variant"].split(", ")}
+
+
+def test_the_names_of_files(run):
+    """Old files of default settings are found by the names they have; and no name is too long for a disk."""
+    plain = {"layer": "sem", "temperature": 1.0, "selected": {}, "dataset": "colours", "network": "online"}
+    for settings in (SemiSettings(), FinetuneSettings(), TransferSettings()):
+        assert changed(settings) == changed(dataclasses.replace(settings, seed=7)) == {}
+    assert name(run, "transfer", {**plain, "changed": {}}) == name(run, "transfer", plain) == "transfer-sem"
+    many = [tuple(0.001 * i for i in range(start, start + 200)) for start in (1, 2)]
+    long = [name(run, "semi", {**plain, "changed": changed(SemiSettings(lrs=lrs))}) for lrs in many]
+    assert len(set(long)) == 2 and all(
+        len(word) < 100 and word.startswith("semi-sem-changed-") for word in long
+    )
 
 
 def test_the_papers_numbers_are_the_defaults():
