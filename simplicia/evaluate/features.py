@@ -5,23 +5,28 @@ from torch import Tensor
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
+from simplicia.data.transfer_sets import SETS
 from simplicia.errors import UserError
 from simplicia.evaluate.results import percent, result
 from simplicia.run import Run
 
-__all__ = ["check_classes", "check_labels", "encoder_features", "labelled", "percent", "result"]
+__all__ = ["check_classes", "check_labels", "encoder_features", "image_size", "labelled", "percent", "result"]
 
 
 def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> tuple[ImageSet, ImageSet]:
     """Train and test images with labels: of the run's own data set, or of another."""
-    name = data or run.recipe.data
-    size = None if name in datasets.names() else run.recipe.image_size
-    directory = data_dir or run.recipe.data_dir
+    name, directory = data or run.recipe.data, data_dir or run.recipe.data_dir
+    size = image_size(run, name)
     train = datasets.load(name, "train", directory, size=size)
     check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", directory, size=size)
     check_classes(train, test)
     return train, test
+
+
+def image_size(run: Run, name: str) -> int | None:
+    """The size that a data set's images are brought to for a run: where they are files, the run's own."""
+    return run.recipe.image_size if name in SETS or name not in datasets.names() else None
 
 
 def check_classes(train: ImageSet, test: ImageSet) -> None:

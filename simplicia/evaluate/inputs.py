@@ -15,7 +15,7 @@ from torch import Tensor
 from simplicia.data.resident import mix
 from simplicia.data.views import Views, ViewSettings
 from simplicia.evaluate.features import encoder_features
-from simplicia.evaluate.linear import compiled, tiny_to_zero
+from simplicia.evaluate.linear import compiled, rows, tiny_to_zero
 from simplicia.run import Run, represent
 from simplicia.sem import simplicial
 
@@ -74,9 +74,7 @@ class Inputs:
         return tiny_to_zero(simplices(logits, self.vertices, self.temperatures))
 
     def _rows(self, x: Tensor) -> Tensor:
-        if self.layer != "codes":
-            return x
-        return x.long() + self.vertices * torch.arange(x.shape[-1], device=x.device)
+        return rows(x, self.vertices) if self.layer == "codes" else x
 
 
 class _EpochViews:

@@ -99,6 +99,11 @@ def correct(
     return first, among
 
 
+def rows(codes: Tensor, vertices: int) -> Tensor:
+    """Codes (..., simplices) as the rows of a probe's weights that they name."""
+    return codes.long() + vertices * torch.arange(codes.shape[-1], device=codes.device)
+
+
 def tiny_to_zero(x: Tensor) -> Tensor:
     """On a CPU, numbers too small to matter as zero."""
     return F.hardshrink(x, NOTHING) if x.device.type == "cpu" else x

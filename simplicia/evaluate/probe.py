@@ -7,8 +7,10 @@ temperature is trained at once; the best at each temperature is trained again on
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from simplicia.evaluate.inputs import Inputs
 from simplicia.evaluate.linear import Probes, Rates, correct, train
 from simplicia.evaluate.results import over_seeds, result
 from simplicia.run import Run
+from simplicia.train.log import Progress
 
 
 @dataclass
@@ -86,11 +89,24 @@ def preset(name: str) -> ProbeSettings:
     return dataclasses.replace(PRESETS[name])
 
 
+def preset_for(data: str) -> str:
+    """The name of the paper's settings for a data set or a folder called so; "quick" where it has none."""
+    name = Path(data).name
+    return "cifar" if name in ("cifar10", "cifar100") else "imagenet" if name == "imagenet" else "quick"
+
+
+def called(name: str, settings: ProbeSettings) -> str:
+    """What settings made from a preset are called: by its name, or as changed; seeds only repeat it."""
+    untouched = dataclasses.replace(preset(name), seed=settings.seed, seeds=settings.seeds)
+    return name if settings == untouched else f"{name}, changed"
+
+
 @dataclass
 class Trained:
     """Probes that were chosen and trained, for each seed one at each temperature; no test image was seen."""
 
     run: Run
+    settings: ProbeSettings
     layer: str
     network: str
     temperatures: tuple[float | None, ...]
@@ -104,6 +120,36 @@ class Trained:
     def best(self) -> int:
         """Which temperature has the highest validation accuracy, the first of equals."""
         return max(range(len(self.validation)), key=self.validation.__getitem__)
+
+    def at(self, t: int) -> dict[str, Any]:
+        """What a result says of the probe at a temperature."""
+        return {
+            "temperature": self.temperatures[t],
+            "selected": self.rates[t]._asdict(),
+            "validation_accuracy": self.validation[t],
+        }
+
+    def training(self) -> dict[str, Any]:
+        """What a result says of how probes were trained and chosen."""
+        settings, on_gpu = self.settings, self.run.device.type == "cuda"
+        return {
+            "network": self.network,
+            "layer": self.layer,
+            "validation_images": self.validation_images,
+            "seeds": range(settings.seed, settings.seed + settings.seeds),
+            "grid": {
+                "lrs": settings.lrs,
+                "l1": settings.l1,
+                "l2": settings.l2,
+                "temperatures": list(self.temperatures),
+            },
+            "epochs": settings.epochs,
+            "probe_batch_size": settings.batch_size,
+            "momentum": settings.momentum,
+            "nesterov": settings.nesterov,
+            "views": "crop and flip" if settings.augment else "none",
+            "precision": ("bf16 views, " * settings.augment + "tf32 products") if on_gpu else "float32",
+        }
 
     def test(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """How many images are right, first and among five: (seeds, trained at, tested at) temperatures."""
@@ -187,6 +233,7 @@ def fit(
     everything = torch.arange(len(images), device=device)
     return Trained(
         run,
+        settings,
         layer,
         network,
         temperatures,
@@ -196,6 +243,20 @@ def fit(
         classes,
         [trained(everything, [[rates] for rates in chosen], seed) for seed in seeds],
     )
+
+
+@contextmanager
+def progress_bar(
+    layer: str, settings: ProbeSettings, quiet: bool = False
+) -> Iterator[Callable[[int, int], None]]:
+    """A bar for ``progress``."""
+    bar = Progress(f"probes on {layer}", 2 * settings.seeds * settings.epochs, 0, quiet)
+    try:
+        yield lambda done, total: bar.update(
+            done, "choosing" if 2 * done <= total else "training what was chosen"
+        )
+    finally:
+        bar.close()
 
 
 def probe(
@@ -209,7 +270,6 @@ def probe(
 ) -> dict[str, Any]:
     """Accuracy of the chosen probe, of the best one at each temperature, and of each at every temperature."""
     start = time.monotonic()
-    settings = settings or ProbeSettings()
     check_classes(train, test)
     found = fit(run, train, layer, settings, network, progress)
     assert test.labels is not None
@@ -218,31 +278,16 @@ def probe(
 
     def measured(t: int) -> dict[str, Any]:
         top5 = among[:, t, t].tolist() if found.classes > 5 else None  # of five classes, five guesses are all
-        return {
-            "temperature": temperatures[t],
-            "selected": found.rates[t]._asdict(),
-            "validation_accuracy": found.validation[t],
-            **over_seeds(first[:, t, t].tolist(), len(test), top5),
-        }
+        return {**found.at(t), **over_seeds(first[:, t, t].tolist(), len(test), top5)}
 
     several = len(temperatures) > 1
-    on_gpu = run.device.type == "cuda"
     return result(
         run,
         "offline linear probe",
         train,
         test,
-        network=network,
-        layer=found.layer,
         **measured(found.best),
-        validation_images=found.validation_images,
-        seeds=range(settings.seed, settings.seed + settings.seeds),
-        grid={
-            "lrs": settings.lrs,
-            "l1": settings.l1,
-            "l2": settings.l2,
-            "temperatures": temperatures,
-        },
+        **found.training(),
         per_temperature=[measured(t) for t in range(len(temperatures))] if several else [],
         temperature_matrix={
             "trained_at": temperatures,
@@ -251,12 +296,6 @@ def probe(
         }
         if several
         else None,
-        epochs=settings.epochs,
-        probe_batch_size=settings.batch_size,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        views="crop and flip" if settings.augment else "none",
-        precision=("bf16 views, " * settings.augment + "tf32 products") if on_gpu else "float32",
         seconds=time.monotonic() - start,
     )
 

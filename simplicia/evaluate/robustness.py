@@ -1,7 +1,7 @@
 """Robustness: a linear probe trained once on clean images, tested on other sets and on corrupted images.
 
-The probe is the logistic regression of `transfer`: its regulariser chosen on held-out clean images, fitted
-on all of them. Folders it can be tested on, told apart by what is in them:
+The probe is that of `probe`, as in the paper, or the logistic regression of `transfer`. Folders it can be
+tested on, told apart by what is in them:
 
     <set>/<class>/*                           ImageNet-V2, -R, -A and the like: names of training classes
     <set>/<corruption>/<severity>/<class>/*   ImageNet-C
@@ -24,93 +24,56 @@ from simplicia.data import folder
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import corruptions
-from simplicia.evaluate.features import percent, result
-from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
-from simplicia.evaluate.transfer import (
-    Splits,
-    TransferSettings,
-    default_layer,
-    fitted,
-    shown_temperature,
-)
-from simplicia.run import Run, represent
+from simplicia.evaluate.features import check_classes
+from simplicia.evaluate.predict import Probe, by_logistic, by_sgd
+from simplicia.evaluate.probe import ProbeSettings, preset, preset_for
+from simplicia.evaluate.results import over_seeds, result
+from simplicia.evaluate.transfer import TransferSettings
+from simplicia.run import Run
 from simplicia.train.log import Progress
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
-class Probe:
-    """The classifier, and how it sees images."""
-
-    def __init__(self, run: Run, fit: Fit, layer: str, temperature: float | None, network: str):
-        self.run, self.fit, self.layer, self.temperature = run, fit, layer, temperature
-        self.net: Any = run.network(network)
-
-    @torch.no_grad()
-    def scores(self, images: Tensor) -> Tensor:
-        """Of a batch of uint8 images; (N, classes)."""
-        h = represent(self.net, self.net.encoder(self.run.view(images)).float(), self.layer, self.temperature)
-        h = h.to(self.fit.weight.device)
-        matrix: Matrix = Codes(h, self.net.bottleneck.vertices) if self.layer == "codes" else Dense(h)
-        return matrix.times(self.fit.weight) + self.fit.bias
-
-    def correct(self, images: Tensor, labels: Tensor, among: Tensor | None = None) -> int:
-        """How many of the images are right, guessed among some of the classes (None: all)."""
-        right = torch.zeros((), dtype=torch.long, device=self.fit.weight.device)
-        for x, y in zip(images.split(256), labels.to(right.device).split(256), strict=True):
-            scores = self.scores(x)
-            if among is not None:
-                left_out = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
-                left_out[among.to(scores.device)] = False
-                scores = scores.masked_fill(left_out, -torch.inf)
-            right += (scores.argmax(1) == y).sum()
-        return int(right.item())
-
-
 def robustness(
     run: Run,
-    sets: Splits,
+    train: ImageSet,
+    test: ImageSet,
     others: list[Path],
     corrupt: bool = False,
     layer: str | None = None,
     temperature: float | None = None,
-    settings: TransferSettings | None = None,
+    settings: ProbeSettings | TransferSettings | None = None,
     network: str = "online",
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """Accuracies of one probe on clean test images, on other sets, and with ``corrupt`` on corrupted ones."""
+    """Accuracies of one probe on clean test images, on other sets, and with ``corrupt`` on corrupted ones.
+
+    Its settings say which probe: without any it is the one by SGD with the preset that the paper has for the
+    data. ``temperature`` is for the logistic regression on SEM; SGD has those of its grid.
+    """
     start = time.monotonic()
-    settings = settings or TransferSettings()
-    settings.validate()
-    layer = default_layer(run, layer)
-    classes = sets.train.classes
-    tests = [OtherSet(path, classes, run.recipe.image_size) for path in others]  # looked at before training
-    assert sets.test.labels is not None
-    chosen = fitted(run, sets, layer, temperature, settings, network, quiet)
-    probe = Probe(run, chosen.fit, layer, temperature, network)
-    clean = percent(probe.correct(sets.test.images, sets.test.labels), len(sets.test))
-    found = [test.measure(probe, quiet) for test in tests]
+    settings = settings or preset(preset_for(train.name))
+    if temperature is not None and isinstance(settings, ProbeSettings):
+        raise UserError(f"temperature is {temperature}; a probe by SGD has those of its settings' grid")
+    check_classes(train, test)
+    assert test.labels is not None
+    tests = [OtherSet(path, train.classes, run.recipe.image_size) for path in others]  # before training
+    probe = (
+        by_logistic(run, train, layer, temperature, settings, network, quiet)
+        if isinstance(settings, TransferSettings)
+        else by_sgd(run, train, layer, settings, network, quiet)
+    )
+    clean = over_seeds(probe.correct(test.images, test.labels), len(test))
+    found = [other.measure(probe, quiet) for other in tests]
     if corrupt:
-        found.append(corrupted(probe, sets.test, settings.seed, quiet))
+        found.append(corrupted(probe, test, settings.seed, quiet))
     return result(
         run,
-        "robustness, linear probe on clean images",
-        sets.train,
-        sets.test,
-        network=network,
-        layer=layer,
-        temperature=shown_temperature(run, layer, temperature),
-        train_images=len(sets.train) + len(sets.val),
-        probe="multinomial logistic regression, chosen on held-out clean images",
-        selected={"regulariser": chosen.regulariser},
-        seeds=[settings.seed],
-        regulariser=chosen.regulariser,
-        validation_accuracy=max(row["validation_accuracy"] for row in chosen.path),
-        validation_images=len(sets.val),
-        solver=chosen.solver,
-        converged=chosen.fit.converged,
-        weight_norm=chosen.fit.weight.norm().item(),
-        path=chosen.path,
+        f"robustness, {probe.kind} on clean images",
+        train,
+        test,
+        **probe.about,
         **clean,
         sets=found,
         seconds=time.monotonic() - start,
@@ -148,12 +111,12 @@ class OtherSet:
         """The accuracy of a probe; on corrupted images the mean, and each corruption and severity."""
         if self.kind == "class folders":
             images, labels, among = self._read(self.path)
-            shared = {"images": len(images), "classes": len(among)}
             return {
                 "set": self.name,
                 "kind": self.kind,
-                **shared,
-                **percent(probe.correct(images, labels, among), len(images)),
+                "images": len(images),
+                "classes": len(among),
+                **over_seeds(probe.correct(images, labels, among), len(images)),
             }
         names = self.arrays if self.kind == "arrays" else self.corruptions
         return {
@@ -261,7 +224,7 @@ def _table(names: list[str], parts: Iterator[Any], probe: Probe, quiet: bool) ->
         for name in names:
             for _ in SEVERITIES:
                 x, y, among = next(parts)
-                rows[name].append(100 * probe.correct(x, y, among) / len(x))
+                rows[name].append(over_seeds(probe.correct(x, y, among), len(x))["accuracy"])
                 images, done = images + len(x), done + 1
                 bar.update(done, f"{name} {rows[name][-1]:.1f} %")
     finally:

@@ -14,11 +14,18 @@ from torch import Tensor
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
-from simplicia.data.transfer_sets import SETS
 from simplicia.errors import UserError
 from simplicia.evaluate import logistic
-from simplicia.evaluate.features import check_classes, check_labels, encoder_features, percent, result
+from simplicia.evaluate.features import (
+    check_classes,
+    encoder_features,
+    image_size,
+    labelled,
+    percent,
+    result,
+)
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
+from simplicia.evaluate.results import changed
 from simplicia.run import Run, represent
 from simplicia.train.log import Progress
 
@@ -64,19 +71,13 @@ def splits(
     run: Run, data: str | None = None, data_dir: str | None = None, share: float = 0.1, seed: int = 0
 ) -> Splits:
     """Train, val and test images of a data set or folder; without val, a share of train is held out."""
-    name, place = data or run.recipe.data, data_dir or run.recipe.data_dir
-    size = run.recipe.image_size if name in SETS or name not in datasets.names() else None
-    train = datasets.load(name, "train", place, size=size)
-    check_labels(train)  # before a folder without classes is asked for a test split
-    test = datasets.load(name, "test", place, size=size)
-    val = datasets.validation(name, place, size)
+    train, test = labelled(run, data, data_dir)
+    name = data or run.recipe.data
+    val = datasets.validation(name, data_dir or run.recipe.data_dir, image_size(run, name))
     if val is None:
-        found = Splits(*hold_out(train, share, seed), test, False)
-    else:
-        found = Splits(train, val, test, True)
-    for split in (found.val, found.test):
-        check_classes(found.train, split)
-    return found
+        return Splits(*hold_out(train, share, seed), test, False)
+    check_classes(train, val)
+    return Splits(train, val, test, True)
 
 
 def hold_out(train: ImageSet, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
@@ -117,6 +118,19 @@ class Chosen(NamedTuple):
     regulariser: float
     solver: str
     path: list[dict[str, Any]]  # of each regulariser: its validation accuracy, and if its fit converged
+
+    def told(self) -> dict[str, Any]:
+        """What a result says of it."""
+        return {
+            "selected": {"regulariser": self.regulariser},
+            "regulariser": self.regulariser,
+            "validation_accuracy": max(row["validation_accuracy"] for row in self.path),
+            "solver": self.solver,
+            "converged": self.fit.converged,
+            "loss": self.fit.loss,
+            "weight_norm": self.fit.weight.norm().item(),
+            "path": self.path,
+        }
 
 
 def choose(
@@ -162,7 +176,8 @@ def choose(
 
 def fitted(
     run: Run,
-    sets: Splits,
+    train: ImageSet,
+    val: ImageSet,
     layer: str,
     temperature: float | None,
     settings: TransferSettings,
@@ -170,7 +185,6 @@ def fitted(
     quiet: bool = True,
 ) -> Chosen:
     """``choose`` on a run's features of train and val images."""
-    train, val = sets.train, sets.val
     assert train.labels is not None and val.labels is not None
     return choose(
         features(run, train.images, layer, temperature, network),
@@ -197,11 +211,10 @@ def transfer(
     settings = settings or TransferSettings()
     settings.validate()
     layer = default_layer(run, layer)
-    chosen = fitted(run, sets, layer, temperature, settings, network, quiet)
+    chosen = fitted(run, sets.train, sets.val, layer, temperature, settings, network, quiet)
     test = features(run, sets.test.images, layer, temperature, network)
     assert sets.test.labels is not None
     guesses = (test.times(chosen.fit.weight) + chosen.fit.bias).argmax(1).cpu()
-    best = max(row["validation_accuracy"] for row in chosen.path)
     return result(
         run,
         "transfer, logistic regression",
@@ -211,18 +224,12 @@ def transfer(
         layer=layer,
         temperature=shown_temperature(run, layer, temperature),
         **accuracies(guesses, sets.test.labels),
-        selected={"regulariser": chosen.regulariser},
+        **chosen.told(),
         seeds=[] if sets.val_is_own else [settings.seed],
-        regulariser=chosen.regulariser,
-        validation_accuracy=best,
         validation_split="the set's own" if sets.val_is_own else "held out of the training images",
         validation_images=len(sets.val),
         train_images=len(sets.train) + len(sets.val),
-        solver=chosen.solver,
-        converged=chosen.fit.converged,
-        loss=chosen.fit.loss,
-        weight_norm=chosen.fit.weight.norm().item(),
-        path=chosen.path,
+        changed=changed(settings),
         seconds=time.monotonic() - start,
     )
 
@@ -236,7 +243,7 @@ def shown_temperature(run: Run, layer: str, temperature: float | None) -> float 
     return run.recipe.sem.temperature if temperature is None else temperature
 
 
-def accuracies(guesses: Tensor, labels: Tensor, top5: int | None = None) -> dict[str, float]:
+def accuracies(guesses: Tensor, labels: Tensor, top5: int | None = None) -> dict[str, Any]:
     """Top-1 accuracy with its standard error, and the mean of the accuracies of the classes, in percent.
 
     ``top5``: how many are right among five guesses, where that is known.

@@ -50,36 +50,30 @@ def probe_and_cost(job: "Job", layer: str) -> list[Row]:
 
 
 def _probed(job: "Job", layer: str) -> Row:
-    from simplicia.evaluate.probe import probe
-    from simplicia.train.log import Progress
-
-    settings = job.probe_settings
-    grid = {name: list(getattr(settings, name)) for name in ("lrs", "l1", "l2")}
+    from simplicia.evaluate.probe import probe, progress_bar
 
     def measure() -> Row:
-        bar = Progress(f"probes on {layer}", 2 * settings.epochs, 0, job.quiet)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(done, "choosing" if 2 * done <= total else "training what was chosen")
-
-        try:
-            found = probe(job.run, *job.sets, layer, settings, progress=progress)
-        finally:
-            bar.close()
+        with progress_bar(layer, job.probe_settings, job.quiet) as progress:
+            found = probe(job.run, *job.sets, layer, job.probe_settings, progress=progress)
         return found | {"preset": job.probe}
 
     def same(found: Row) -> bool:
-        stored = found["grid"]
-        taus = stored["temperatures"] if layer == "sem" else list(settings.temperatures)
-        return (
-            (found["layer"], found["epochs"], found["network"]) == (layer, settings.epochs, "online")
-            and {name: stored[name] for name in grid} == grid
-            and taus == list(settings.temperatures)
-            and (found["views"] == "none") != settings.augment
-            and found["seeds"] == [settings.seed]
-        )
+        return found["layer"] == layer and _same_probe(job, found)
 
     return job.once(f"probe-{job.probe}-{layer}", same, measure)
+
+
+def _same_probe(job: "Job", found: Row) -> bool:
+    """Whether what was found is of the job's probe."""
+    settings, stored = job.probe_settings, found["grid"]
+    grid = {name: list(getattr(settings, name)) for name in ("lrs", "l1", "l2")}
+    if found["layer"] == "sem":
+        grid["temperatures"] = list(settings.temperatures)
+    return (
+        (found["epochs"], found["network"], found["seeds"]) == (settings.epochs, "online", [settings.seed])
+        and {name: stored[name] for name in grid} == grid
+        and (found["views"] == "none") != settings.augment
+    )
 
 
 def transfer(job: "Job", to: str) -> list[Row]:
@@ -131,16 +125,16 @@ def semi(job: "Job", fraction: float) -> list[Row]:
 
 
 def robustness(job: "Job") -> list[Row]:
-    """One linear probe on clean test images and on fifteen corruptions of them."""
+    """The linear probe on clean test images and on fifteen corruptions of them."""
     from simplicia.evaluate.robustness import robustness
-    from simplicia.evaluate.transfer import splits
 
     def measure() -> Row:
-        sets = splits(job.run, None, job.data_dir)
-        return robustness(job.run, sets, [], corrupt=True, quiet=job.quiet)
+        settings = job.probe_settings
+        found = robustness(job.run, *job.sets, [], corrupt=True, settings=settings, quiet=job.quiet)
+        return found | {"preset": job.probe}
 
-    found = job.once("robustness-corrupted", lambda found: bool(found["sets"]), measure)
-    row, corrupted = _row(found), found["sets"][0]
+    found = job.once(f"robustness-{job.probe}", lambda found: _same_probe(job, found), measure)
+    row, corrupted = _row(found, job.probe), found["sets"][0]
     more = {key: corrupted[key] for key in ("accuracy", "per_severity", "per_corruption")}
     return [{"part": "clean", **row}, {"part": "corruptions", **row, **more, "standard_error": None}]
 

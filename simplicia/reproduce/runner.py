@@ -14,10 +14,10 @@ from simplicia.data.datasets import ImageSet
 from simplicia.demo import PROBES
 from simplicia.errors import Diverged, Interrupted, Unfinished, UserError
 from simplicia.evaluate.features import labelled
-from simplicia.evaluate.probe import ProbeSettings, preset
+from simplicia.evaluate.probe import ProbeSettings, preset, preset_for
 from simplicia.provenance import commit, versions
 from simplicia.reproduce import store
-from simplicia.reproduce.experiment import CIFAR, Cell, Experiment, Plan, plan
+from simplicia.reproduce.experiment import Cell, Experiment, Plan, plan
 from simplicia.reproduce.measures import MEASURES, Row
 from simplicia.run import Run, load
 from simplicia.train import checkpoint, place
@@ -265,8 +265,10 @@ class Job:
 
 def probes(data: str, epochs: int | None = None) -> tuple[str, ProbeSettings]:
     """The probe for a data set and its name: the paper's where there is one, else that of the demo."""
-    name = "cifar" if data in CIFAR else "imagenet" if data == "imagenet" else "demo"
-    settings = preset(name) if name != "demo" else ProbeSettings(**vars(PROBES))
+    name = preset_for(data)
+    settings = preset(name)
+    if name == "quick":
+        name, settings = "demo", ProbeSettings(**vars(PROBES))
     if epochs is None:
         return name, settings
     settings.epochs = epochs

@@ -1,6 +1,5 @@
 """Verbs that measure a run or use it: probe, knn, compare, encode."""
 
-import dataclasses
 import json
 import sys
 from typing import Any
@@ -11,10 +10,9 @@ from simplicia.show import table
 
 def probe(arguments: list[str]) -> None:
     from simplicia.evaluate.features import labelled
-    from simplicia.evaluate.probe import preset, probe
+    from simplicia.evaluate.probe import called, preset, probe, progress_bar
     from simplicia.evaluate.results import name
     from simplicia.run import load
-    from simplicia.train.log import Progress
     from simplicia.train.settings import with_changes
 
     first = Parser("probe RUN", add_help=False)
@@ -34,26 +32,9 @@ def probe(arguments: list[str]) -> None:
     layer = run.check_layer(given["layer"])
     run.network(given["network"])
     train, test = labelled(run, given["data"], given["data_dir"])
-
-    def progress(done: int, total: int) -> None:
-        bar.update(done, "choosing" if 2 * done <= total else "training what was chosen")
-
-    bar = Progress(f"probes on {layer}", 2 * settings.seeds * settings.epochs, 0, given["quiet"])
-    try:
-        found = probe(
-            run,
-            train,
-            test,
-            layer,
-            settings,
-            given["network"],
-            progress,
-        )
-    finally:
-        bar.close()
-    untouched = dataclasses.replace(preset(preset_name), seed=settings.seed, seeds=settings.seeds)
-    changed = settings != untouched  # seeds only repeat a protocol
-    found["preset"] = f"{preset_name}, changed" if changed else preset_name
+    with progress_bar(layer, settings, given["quiet"]) as progress:
+        found = probe(run, train, test, layer, settings, given["network"], progress)
+    found["preset"] = called(preset_name, settings)
     rows = found["per_temperature"] or [found]
     table(
         f"offline linear probe, {found['layer']}, {found['dataset']}, {found['network']} network",
@@ -82,7 +63,7 @@ def probe(arguments: list[str]) -> None:
         print(f"chosen on validation: temperature {found['temperature']:g}, test {_accuracy(found)} %")
     if settings.seeds > 1:
         print(f"mean of {settings.seeds} seeds ± their standard deviation")
-    protocol = "probe" if preset_name == "quick" else f"probe-{preset_name}" + "-changed" * changed
+    protocol = "probe" if preset_name == "quick" else f"probe-{found['preset'].replace(', ', '-')}"
     print(f"written to {run.write_result(name(run, protocol, found), found, given['json'])}")
 
 

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from simplicia.options import add_settings, measuring, temperature
+from simplicia.options import Parser, add_settings, measuring, temperature
 from simplicia.show import table
 
 
 def transfer(arguments: list[str]) -> None:
     from simplicia.evaluate.transfer import TransferSettings, default_layer, splits, transfer
-    from simplicia.run import load
 
     parser = measuring(
         "transfer",
@@ -16,8 +15,7 @@ def transfer(arguments: list[str]) -> None:
         "Layer: codes if the run was trained with them, else what it was trained with.",
     )
     parser.add_argument("--temperature", type=temperature, help="of layer sem (default: the run's own)")
-    given, settings = _settings(parser, TransferSettings(), arguments)
-    run = load(given["run"], given["device"])
+    given, settings, run = _opened(parser, TransferSettings(), arguments)
     layer = default_layer(run, given["layer"])
     sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
     found = transfer(run, sets, layer, given["temperature"], settings, given["network"], quiet=False)
@@ -34,15 +32,13 @@ def transfer(arguments: list[str]) -> None:
 def finetune(arguments: list[str]) -> None:
     from simplicia.evaluate.finetune import FinetuneSettings, finetune, trainable_layer
     from simplicia.evaluate.transfer import splits
-    from simplicia.run import load
 
     parser = measuring(
         "finetune",
         "Encoder, embedder and a new classifier trained on with labels; the rate is chosen on validation "
         "images, the training repeated on all, and tested once. Layer: sem or encoder.",
     )
-    given, settings = _settings(parser, FinetuneSettings(), arguments)
-    run = load(given["run"], given["device"])
+    given, settings, run = _opened(parser, FinetuneSettings(), arguments)
     layer = trainable_layer(run, given["layer"])
     sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
     found = finetune(run, sets, layer, settings, given["network"], quiet=False)
@@ -60,14 +56,12 @@ def semi(arguments: list[str]) -> None:
     from simplicia.evaluate.features import labelled
     from simplicia.evaluate.finetune import trainable_layer
     from simplicia.evaluate.semi import SemiSettings, semi
-    from simplicia.run import load
 
     parser = measuring("semi", "Fine-tuning on a share of the labels: 1 % by default. Layer: sem or encoder.")
     parser.add_argument(
         "--list", metavar="FILE", help="the labelled images, a name a line (default: drawn, class by class)"
     )
-    given, settings = _settings(parser, SemiSettings(), arguments)
-    run = load(given["run"], given["device"])
+    given, settings, run = _opened(parser, SemiSettings(), arguments)
     layer = trainable_layer(run, given["layer"])
     names = None if given["list"] is None else Path(given["list"])
     train, test = labelled(run, given["data"], given["data_dir"])
@@ -92,17 +86,30 @@ def semi(arguments: list[str]) -> None:
 def robustness(arguments: list[str]) -> None:
     from pathlib import Path
 
-    from simplicia.errors import UserError
+    from simplicia.errors import UserError, unknown
+    from simplicia.evaluate.features import labelled
+    from simplicia.evaluate.probe import PRESETS, called, preset, preset_for
     from simplicia.evaluate.robustness import robustness
-    from simplicia.evaluate.transfer import TransferSettings, default_layer, splits
-    from simplicia.run import load
+    from simplicia.evaluate.transfer import TransferSettings, default_layer
+    from simplicia.train.settings import with_changes
 
+    first = Parser("robustness RUN", add_help=False)
+    first.add_argument("--probe")
+    kind = first.parse_known_args(arguments)[0].probe
+    if kind not in (None, "logistic", *PRESETS):
+        raise unknown("probe", kind, ["logistic", *PRESETS])
     parser = measuring(
         "robustness",
-        "A linear probe trained on clean images (of --data) and tested on other sets. "
-        "Layer: codes if the run was trained with them, else what it was trained with.",
+        "A linear probe trained on clean images (of --data) and tested on other sets. Settings are those of "
+        "simplicia probe, shown with the defaults of the probe that is named, or of quick; with --probe "
+        "logistic those of simplicia transfer, and as there the layer is codes if the run has them.",
     )
-    parser.add_argument("--temperature", type=temperature, help="of layer sem (default: the run's own)")
+    parser.add_argument(
+        "--probe",
+        help="quick, cifar, imagenet or logistic (default: cifar or imagenet for these sets, else quick)",
+    )
+    if kind == "logistic":
+        parser.add_argument("--temperature", type=temperature, help="of layer sem (default: the run's own)")
     parser.add_argument(
         "--sets",
         nargs="+",
@@ -112,15 +119,23 @@ def robustness(arguments: list[str]) -> None:
         "or <corruption>.npy and labels.npy",
     )
     parser.add_argument("--corrupt", action="store_true", help="make fifteen corruptions of the test images")
-    given, settings = _settings(parser, TransferSettings(), arguments)
+    defaults: Any = TransferSettings() if kind == "logistic" else preset(kind or "quick")
+    given, settings, run = _opened(parser, defaults, arguments)
     if not given["sets"] and not given["corrupt"]:
         raise UserError("there is nothing to test on; give --sets FOLDER … or --corrupt")
-    run = load(given["run"], given["device"])
-    layer = default_layer(run, given["layer"])
-    sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
+    if kind is None:  # now that the run's data are known
+        kind = preset_for(given["data"] or run.recipe.data)
+        changes = {name: given[name] for name in vars(settings) if given[name] is not None}
+        settings = with_changes(preset(kind), changes)
+    layer = default_layer(run, given["layer"]) if kind == "logistic" else run.check_layer(given["layer"])
+    train, test = labelled(run, given["data"], given["data_dir"])
     others = [Path(path) for path in given["sets"]]
-    words = layer, given["temperature"], settings, given["network"]
-    found = robustness(run, sets, others, given["corrupt"], *words, quiet=False)
+    words = layer, given.get("temperature"), settings, given["network"]
+    found = robustness(run, train, test, others, given["corrupt"], *words, quiet=False)
+    protocol = "robustness"
+    if kind != "logistic":
+        found["preset"] = called(kind, settings)
+        protocol = f"robustness-{found['preset'].replace(', ', '-')}"
     rows = [["clean test", "-", str(found["test_images"]), f"{found['accuracy']:.1f}"]]
     for row in found["sets"]:
         rows.append([row["set"], "-", str(row["images"]), f"{row['accuracy']:.1f}"])
@@ -128,9 +143,11 @@ def robustness(arguments: list[str]) -> None:
             rows.append(
                 [f"  {name}", " ".join(f"{a:.1f}" for a in accuracies), "", f"{sum(accuracies) / 5:.1f}"]
             )
-    title = f"robustness, {found['dataset']}, {layer}, {found['network']} network"
+    tau = "" if found["temperature"] is None else f" at temperature {found['temperature']:g}"
+    which = f"{kind} probe on {layer}{tau}"
+    title = f"robustness, {found['dataset']}, {which}, {found['network']} network"
     table(title, ["set", "severities 1 to 5, %", "images", "accuracy %"], rows)
-    _write(run, "robustness", found, given["json"])
+    _write(run, protocol, found, given["json"])
 
 
 def _numbers(found: dict[str, Any]) -> list[str]:
@@ -147,12 +164,13 @@ def _write(run: Any, protocol: str, found: dict[str, Any], path: str | None) -> 
     print(f"written to {run.write_result(name(run, protocol, found), found, path)}")
 
 
-def _settings(parser: Any, defaults: Any, arguments: list[str]) -> tuple[dict[str, Any], Any]:
-    """What was given, and settings with it; wrong values are told before anything is loaded."""
+def _opened(parser: Any, defaults: Any, arguments: list[str]) -> tuple[dict[str, Any], Any, Any]:
+    """What was given, settings with it, and the run; wrong values are told before anything is loaded."""
+    from simplicia.run import load
     from simplicia.train.settings import with_changes
 
     setters = add_settings(parser, defaults)
     given = vars(parser.parse(arguments))
     settings = with_changes(defaults, {k: given[k] for k in setters if given[k] is not None})
     settings.validate()
-    return given, settings
+    return given, settings, load(given["run"], given["device"])

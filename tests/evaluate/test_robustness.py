@@ -1,7 +1,9 @@
-"""Robustness: every kind of test set in miniature, classes mapped by name, and mistakes."""
+"""Robustness: every kind of test set in miniature, both probes, classes mapped by name, and mistakes."""
 
 import dataclasses
+import importlib
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,11 +12,25 @@ from PIL import Image
 
 import simplicia
 from simplicia import cli
+from simplicia.errors import UserError
+from simplicia.evaluate import ProbeSettings
+from simplicia.evaluate import probe as probed
+from simplicia.evaluate.compare import compare
 from simplicia.evaluate.corruptions import names
-from simplicia.evaluate.robustness import OtherSet, Probe, corrupted, robustness
-from simplicia.evaluate.transfer import TransferSettings, choose, features, splits
+from simplicia.evaluate.features import labelled
+from simplicia.evaluate.linear import Probes
+from simplicia.evaluate.predict import by_logistic, by_sgd
+from simplicia.evaluate.probe import fit, preset, preset_for
+from simplicia.evaluate.robustness import OtherSet, corrupted, robustness
+from simplicia.evaluate.transfer import TransferSettings, features, fitted, hold_out
 
 FEW = TransferSettings(regularisers=5)
+QUICK = ProbeSettings(lrs=(0.1, 1.0), temperatures=(0.0, 0.1, 1.0), epochs=3, batch_size=16)
+WORDS = {
+    "logistic": "--regularisers 3",
+    "quick": "--epochs 2 --batch-size 16",
+    "cifar": "--epochs 1 --seeds 2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,38 +40,39 @@ def run(small_run):
 
 @pytest.fixture(scope="module")
 def sets(run, colours):
-    return splits(run, str(colours))
+    return labelled(run, str(colours))
 
 
-@pytest.fixture(scope="module")
-def probe(run, sets):
-    train, val = (features(run, s.images, "codes") for s in sets[:2])
-    return Probe(
-        run, choose(train, sets.train.labels, val, sets.val.labels, 3, FEW).fit, "codes", None, "online"
-    )
+@pytest.fixture(scope="module", params=["logistic", "SGD"])
+def probe(request, run, sets):
+    """Either kind, on codes."""
+    if request.param == "logistic":
+        return by_logistic(run, sets[0], "codes", settings=FEW)
+    return by_sgd(run, sets[0], "codes", QUICK)
 
 
-def arrays(folder, sets, corruptions=("fog", "spatter"), seed=0):
+def arrays(folder, test, corruptions=("fog", "spatter"), seed=0):
     """A CIFAR-C in miniature: severity s is the clean images plus noise of that strength."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
-    clean = sets.test.images.permute(0, 2, 3, 1).numpy().astype(float)
+    clean = test.images.permute(0, 2, 3, 1).numpy().astype(float)
     for name in corruptions:
         noisy = [np.clip(clean + rng.normal(0, 40 * s, clean.shape), 0, 255) for s in range(5)]
         np.save(folder / f"{name}.npy", np.concatenate(noisy).astype(np.uint8))
-    np.save(folder / "labels.npy", np.tile(sets.test.labels.numpy(), 5))
+    np.save(folder / "labels.npy", np.tile(test.labels.numpy(), 5))
     return folder
 
 
-def test_the_verb_measures_every_kind_of_set(small_run, colours, sets, draw, capsys, tmp_path):
+@pytest.mark.parametrize("kind", WORDS)
+def test_the_verb_measures_every_kind_of_set(small_run, colours, sets, draw, capsys, tmp_path, kind):
     v2 = draw(tmp_path, {"v2": 4}) / "v2"
     c = tmp_path / "colours-C"
     for corruption in ("fog", "snow"):
         draw(c / corruption, {str(s): 2 for s in range(1, 6)})
-    npy = arrays(tmp_path / "C", sets)
+    npy = arrays(tmp_path / "C", sets[1])
     out = tmp_path / "r.json"
-    words = ["robustness", small_run, "--data", colours, "--regularisers", 3, "--corrupt", "--json", out]
-    assert cli.main([*map(str, words), "--sets", str(v2), str(c), str(npy)]) == 0
+    words = ["robustness", small_run, "--data", colours, "--probe", kind, "--corrupt", "--json", out]
+    assert cli.main([*map(str, words), *WORDS[kind].split(), "--sets", str(v2), str(c), str(npy)]) == 0
     found, said = json.loads(out.read_text()), capsys.readouterr().out
     plain, folders, published, made = found["sets"]
     assert plain["kind"] == "class folders" and plain["images"] == 12 and plain["classes"] == 3
@@ -66,28 +83,98 @@ def test_the_verb_measures_every_kind_of_set(small_run, colours, sets, draw, cap
     assert published["accuracy"] == pytest.approx(np.mean(published["per_corruption"]["fog"]))
     assert list(made["per_corruption"]) == names() and "frost is drawn" in made["kind"]
     assert made["accuracy"] == pytest.approx(np.mean(list(made["per_corruption"].values())))
-    assert "logistic regression" in found["probe"] and found["test_images"] == 30
+    assert found["test_images"] == 30 and found["train_images"] == 48
     for row in found["sets"]:
         assert row["set"] in said and f"{row['accuracy']:.1f}" in said
+    if kind == "logistic":
+        assert found["protocol"] == "robustness, logistic regression on clean images"
+        assert found["layer"] == "codes" and len(found["path"]) == 3
+    else:
+        assert found["protocol"] == "robustness, linear probe by SGD on clean images"
+        assert found["layer"] == "sem" and found["preset"] == f"{kind}, changed"
+        assert found["views"] == ("crop and flip" if kind == "cifar" else "none")
+        assert len(found.get("seed_accuracies", [0])) == len(plain.get("seed_accuracies", [0]))
 
 
-def test_the_probe_scores_as_the_features_it_was_fitted_on(probe, run, sets):
-    expected = features(run, sets.test.images, "codes").times(probe.fit.weight) + probe.fit.bias
-    torch.testing.assert_close(probe.scores(sets.test.images), expected)
-    right = int((expected.argmax(1) == sets.test.labels).sum())
-    assert probe.correct(sets.test.images, sets.test.labels) == right
+@pytest.mark.parametrize("layer", ["encoder", "sem", "codes"])
+def test_the_probe_by_sgd_is_the_one_that_probe_reports(run, sets, layer):
+    settings = dataclasses.replace(preset("cifar"), temperatures=(1000.0, 0.1), epochs=2, seeds=2, seed=3)
+    own, found = probed(run, *sets, layer, settings), robustness(run, *sets, [], False, layer, None, settings)
+    apart = {"protocol", "per_temperature", "temperature_matrix", "seconds", "date"}
+    for key in own.keys() - apart:
+        assert found[key] == own[key], key
+    assert (
+        found["epochs"] == 2 and found["seeds"] == [3, 4] and found["selected"].keys() == {"lr", "l1", "l2"}
+    )
+    assert own["temperature"] == {"sem": 0.1, "codes": 0.0}.get(layer)  # the second is chosen
+    trained = fit(run, sets[0], layer, settings)
+    dense = run.encode(
+        sets[1].images, "sem" if layer == "codes" else layer, 0.0 if layer == "codes" else own["temperature"]
+    )
+    scores = by_sgd(run, sets[0], layer, settings).scores(sets[1].images)
+    for seed, (weight, bias) in enumerate(trained.probes):
+        expected = dense @ weight[trained.best] + bias[trained.best]
+        torch.testing.assert_close(scores[seed], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_logistic_probe_scores_as_the_features_it_was_fitted_on(run, sets):
+    train, test = sets
+    fit_on, choose_on = hold_out(train, FEW.validation, FEW.seed)
+    for layer, temperature in (("codes", None), ("sem", 0.5), ("encoder", None)):
+        found = fitted(run, fit_on, choose_on, layer, temperature, FEW).fit
+        expected = features(run, test.images, layer, temperature).times(found.weight) + found.bias
+        probe = by_logistic(run, train, layer, temperature, FEW)
+        (scores,) = probe.scores(test.images)
+        torch.testing.assert_close(scores, expected)
+        assert probe.correct(test.images, test.labels) == [(expected.argmax(1) == test.labels).sum()]
+
+
+def test_the_papers_probe_is_the_default(small_run, draw, tmp_path):
+    known = {"cifar10": "cifar", "data/cifar100": "cifar", "imagenet": "imagenet", "shapes": "quick"}
+    assert {name: preset_for(name) for name in known} == known
+    folder, out = draw(tmp_path / "cifar10", {"train": 6, "test": 3}), tmp_path / "r.json"
+    c = draw(tmp_path, {"v2": 2}) / "v2"
+    for data, name in ((folder, "cifar"), (tmp_path / "own", "quick")):
+        if name == "quick":
+            folder.rename(data)
+        words = ["robustness", small_run, "--sets", c, "--epochs", 2, "--data", data, "--json", out]
+        assert cli.main(list(map(str, words))) == 0
+        found, expected = json.loads(out.read_text()), preset(name)
+        assert found["preset"] == f"{name}, changed" and found["epochs"] == 2
+        assert found["grid"]["lrs"] == list(expected.lrs) and found["layer"] == "sem"
+        assert found["grid"]["temperatures"] == list(expected.temperatures)
+
+
+def test_every_probe_has_its_file(small_run, colours, draw, tmp_path):
+    copied, v2 = tmp_path / "run", draw(tmp_path, {"v2": 2}) / "v2"
+    shutil.copytree(small_run, copied)
+    for words in ("logistic", "logistic --regularisers 3", "quick", "quick --epochs 1", "cifar --epochs 1"):
+        call = f"robustness {copied} --data {colours} --sets {v2} --probe {words}"
+        assert cli.main(call.split()) == 0
+    assert {path.name for path in (copied / "results").iterdir()} == {
+        "robustness-codes.json",
+        "robustness-codes-regularisers-3.json",
+        "robustness-quick-sem.json",
+        "robustness-quick-changed-sem.json",
+        "robustness-cifar-changed-sem.json",
+    }
+    rows = compare([copied])["rows"]
+    assert len(rows) == 5  # none hides another
+    by_sgd = [row for row in rows if "SGD" in row["protocol"]]
+    assert len(by_sgd) == 3 and all(row["temperature"] == "chosen" for row in by_sgd)
 
 
 def test_a_subset_of_the_classes_is_guessed_among_these(probe, run, sets, tmp_path):
     """As ImageNet-R and -A have 200 of 1,000 classes: by the names of their folders."""
-    images, labels = sets.test.images, sets.test.labels
+    test = sets[1]
+    images, labels = test.images, test.labels
     kept = labels != 0
     for i in kept.nonzero()[:, 0].tolist():
-        place = tmp_path / "sub" / sets.test.classes[labels[i]]
+        place = tmp_path / "sub" / test.classes[labels[i]]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(images[i].permute(1, 2, 0).numpy()).save(place / f"{i}.png")
-    found = OtherSet(tmp_path / "sub", sets.train.classes, 16).measure(probe)
-    scores = probe.scores(images[kept])[:, 1:]  # columns of green and red alone
+    found = OtherSet(tmp_path / "sub", test.classes, 16).measure(probe)
+    scores = probe.scores(images[kept])[0, :, 1:]  # columns of green and red alone
     right = (scores.argmax(1) + 1 == labels[kept]).double().mean().item()
     assert found["classes"] == 2 and found["images"] == 20
     assert found["accuracy"] == pytest.approx(100 * right)
@@ -95,24 +182,38 @@ def test_a_subset_of_the_classes_is_guessed_among_these(probe, run, sets, tmp_pa
 
 def test_a_subset_is_easier_than_guessing_among_all(probe, sets):
     among = torch.tensor([1, 2])
-    kept = sets.test.labels != 0
-    images, labels = sets.test.images[kept], sets.test.labels[kept]
+    kept = sets[1].labels != 0
+    images, labels = sets[1].images[kept], sets[1].labels[kept]
     worst = torch.zeros(3)
     worst[0] = 100.0  # a probe that prefers blue is always wrong, unless blue is left out
-    biased = Probe(probe.run, probe.fit._replace(bias=probe.fit.bias + worst), "codes", None, "online")
-    assert biased.correct(images, labels) == 0 < biased.correct(images, labels, among)
+    weight, bias = probe.classifiers
+    biased = dataclasses.replace(probe, classifiers=Probes(weight, bias + worst))
+    assert biased.correct(images, labels) == [0] < biased.correct(images, labels, among)
 
 
 def test_corrupted_images_are_the_same_every_time(probe, sets):
-    one, same = (corrupted(probe, sets.test, seed=3) for _ in range(2))
+    one, same = (corrupted(probe, sets[1], seed=3) for _ in range(2))
     assert one == same and one["images"] == 75 * 30
 
 
-def test_the_probe_never_sees_a_test_set(run, sets):
-    honest = robustness(run, sets, [], settings=FEW)
-    poisoned = dataclasses.replace(sets.test, images=255 - sets.test.images, labels=sets.test.labels.roll(10))
-    other = robustness(run, sets._replace(test=poisoned), [], settings=FEW)
-    assert all(honest[key] == other[key] for key in ("regulariser", "weight_norm", "validation_accuracy"))
+@pytest.mark.parametrize("settings", [FEW, QUICK, dataclasses.replace(QUICK, augment=True)])
+def test_the_probe_never_sees_a_test_set(run, sets, settings, tmp_path, monkeypatch):
+    module = importlib.import_module("simplicia.evaluate.robustness")
+    made = []
+    for name in ("by_sgd", "by_logistic"):
+        real = getattr(module, name)
+        keep = lambda *a, real=real: made.append(real(*a)) or made[-1]  # noqa: E731
+        monkeypatch.setattr(module, name, keep)
+    train, test = sets
+    poisoned = dataclasses.replace(test, images=255 - test.images, labels=test.labels.roll(10))
+    honest, other = (
+        robustness(run, train, tested, [arrays(tmp_path / str(i), tested)], settings=settings)
+        for i, tested in enumerate((test, poisoned))
+    )
+    for key in ("selected", "temperature", "validation_accuracy", "validation_images"):
+        assert honest[key] == other[key]
+    first, second = (probe.classifiers for probe in made)
+    assert first.weight.equal(second.weight) and first.bias.equal(second.bias) and first.weight.any()
     assert honest["accuracy"] != other["accuracy"]
 
 
@@ -121,22 +222,30 @@ def test_mistakes_are_one_line_and_status_two(small_run, colours, sets, draw, fa
         return fails("robustness", small_run, "--data", colours, *words)
 
     assert "nothing to test on" in told()
+    assert "unknown probe 'logistics'; did you mean 'logistic'" in told("--corrupt", "--probe", "logistics")
+    assert "unknown option --regularisers" in told("--corrupt", "--regularisers", 3)
+    assert "did you mean --temperatures" in told("--corrupt", "--temperature", 0.1)
+    assert "did you mean --temperature?" in told("--corrupt", "--probe=logistic", "--temperatures", 0.1)
+    assert "epochs is 0" in told("--corrupt", "--epochs", 0)
+    assert "its bottleneck is 'sem'" in told("--corrupt", "--layer", "quantised")
+    with pytest.raises(UserError, match="a probe by SGD has those of its settings' grid"):
+        robustness(simplicia.load(small_run, "cpu"), *sets, [], temperature=0.1)
     assert "<corruption>/<severity>/<class>/*" in told("--sets", tmp_path / "none")
     (tmp_path / "empty").mkdir()
     assert "has no folders of classes" in told("--sets", tmp_path / "empty")
     grey = draw(tmp_path, {"grey": 2}, colours={"grey": (9, 9, 9)}) / "grey"
     assert "no class of the training images, such as 'grey'" in told("--sets", grey)
-    broken = arrays(tmp_path / "short", sets)
+    broken = arrays(tmp_path / "short", sets[1])
     np.save(broken / "labels.npy", np.zeros(7, dtype=np.int64))
     assert "has 7 labels, but fog.npy has 150 images" in told("--sets", broken)
     np.save(broken / "labels.npy", np.full(150, 3))
     assert "whole numbers from 0 to 2" in told("--sets", broken)
     (broken / "labels.npy").unlink()
     assert "labels.npy cannot be read" in told("--sets", broken)
-    odd = arrays(tmp_path / "odd", sets)
+    odd = arrays(tmp_path / "odd", sets[1])
     np.save(odd / "fog.npy", np.zeros((12, 4, 4, 3), dtype=np.uint8))
     assert "five severities" in told("--sets", odd)
-    hostile = arrays(tmp_path / "hostile", sets)
+    hostile = arrays(tmp_path / "hostile", sets[1])
     np.save(hostile / "fog.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     assert "fog.npy cannot be read as an array" in told("--sets", hostile)
     (hostile / "fog.npy").write_bytes(b"")

@@ -10,6 +10,7 @@ import torch
 
 import simplicia
 from simplicia import cli
+from simplicia.evaluate.features import labelled
 from simplicia.evaluate.logistic import Codes, Dense
 from simplicia.evaluate.transfer import TransferSettings, accuracies, choose, features, splits, transfer
 
@@ -105,6 +106,12 @@ def test_a_val_folder_is_the_validation_split(run, tmp_path, draw):
     assert set(held.val.files).isdisjoint(held.train.files)
 
 
+def test_named_sets_come_at_the_size_of_the_run(run, draw, tmp_path):
+    draw(tmp_path / "flowers-102", {"train": 3, "val": 2, "test": 2}, size=40)
+    for found in (labelled(run, "flowers102", tmp_path), splits(run, "flowers102", tmp_path)[:3]):
+        assert {tuple(s.images.shape[1:]) for s in found} == {(3, 16, 16)}
+
+
 def test_mistakes_are_one_line_and_status_two(
     small_run, plain_run, colours, draw, fails, tmp_path, monkeypatch
 ):
@@ -150,17 +157,22 @@ def test_the_target_network_is_what_is_measured(small_run, colours):
     assert transfer(run, sets, "encoder", settings=FEW)["accuracy"] == online["accuracy"] > 60
 
 
-def test_every_temperature_has_its_file(small_run, colours, tmp_path):
+def test_every_temperature_and_setting_has_its_file(small_run, colours, tmp_path):
     copied = tmp_path / "run"
     shutil.copytree(small_run, copied)
-    words = ["transfer", copied, "--data", colours, "--regularisers", 2, "--layer", "sem"]
-    for temperature in (0.1, 1):
-        assert cli.main([*map(str, words), "--temperature", str(temperature)]) == 0
+    words = ["transfer", copied, "--data", colours, "--layer", "sem"]
+    for more in ("--temperature 0.1", "--temperature 1", "--regularisers 2", "--regularisers 2 --weakest 1"):
+        assert cli.main([*map(str, words), *more.split()]) == 0
     for k in (3, 20):
         assert cli.main(["knn", str(copied), "--data", str(colours), "--layer", "codes", "--k", str(k)]) == 0
     found = {path.name: json.loads(path.read_text()) for path in (copied / "results").iterdir()}
     assert found["transfer-sem-at-0.1.json"]["temperature"] == 0.1
-    assert found["transfer-sem.json"]["temperature"] == 1
+    assert found["transfer-sem.json"]["temperature"] == 1 and len(found["transfer-sem.json"]["path"]) == 45
+    assert len(found["transfer-sem-regularisers-2.json"]["path"]) == 2
+    assert found["transfer-sem-regularisers-2-weakest-1.0.json"]["changed"] == {
+        "regularisers": 2,
+        "weakest": 1,
+    }
     assert found["knn-codes-k-3.json"]["k"] == 3 and found["knn-codes.json"]["k"] == 20
 
 

@@ -141,6 +141,14 @@ def test_other_protocols_are_measured_and_kept_too(measured):
     clean, corrupted = rows(measured, "robustness")
     assert (clean["cell"], corrupted["cell"]) == ("BYOL + SEM, clean", "BYOL + SEM, corruptions")
     assert len(corrupted["per_corruption"]) == 15
+    probe = next(row for row in rows(measured, "table1") if row["sem"])  # the experiment's own, cut down
+    assert all(clean[key] == probe[key] for key in ("accuracy", "selected", "temperature", "layer", "probe"))
+    assert "linear probe by SGD" in clean["protocol"] and clean["probe"] == "demo-2-epochs"
+    stored = measured / "runs" / clean["run"] / "results" / "robustness-demo-2-epochs.json"
+    once, found = stored.stat().st_mtime_ns, json.loads(stored.read_text())
+    assert found["epochs"] == 2 and found["preset"] == clean["probe"]
+    assert call(measured, "robustness", "--only", "sem") == 0
+    assert stored.stat().st_mtime_ns == once and rows(measured, "robustness") == [clean, corrupted]
     severities = corrupted["per_severity"]
     assert corrupted["accuracy"] == pytest.approx(sum(severities) / len(severities))
 
