@@ -21,12 +21,12 @@ def rank() -> int:
 
 def gather(x: Tensor) -> Tensor:
     """All processes' rows in order of rank, with gradient. All must hold equally many."""
-    return x if world_size() == 1 else _Gather.apply(x.contiguous())
+    return x if world_size() == 1 else _gathered(x)
 
 
 def average(x: Tensor) -> Tensor:
     """The mean of a value over processes; its gradient stays each process's own, for DDP to average."""
-    return x if world_size() == 1 else _Average.apply(x)
+    return x if world_size() == 1 else _averaged(x)
 
 
 class _Gather(torch.autograd.Function):
@@ -53,3 +53,13 @@ class _Average(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
+
+
+@torch.compiler.disable  # processes wait for each other outside of compiled code
+def _gathered(x: Tensor) -> Tensor:
+    return _Gather.apply(x.contiguous())
+
+
+@torch.compiler.disable
+def _averaged(x: Tensor) -> Tensor:
+    return _Average.apply(x)

@@ -17,7 +17,8 @@ from simplicia.train import optim
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe
 
-ENGINES = ("auto", "eager", "captured")
+ENGINES = ("auto", "eager", "compiled", "captured")
+BACKEND = "inductor"  # of compiled steps
 
 
 class Step:
@@ -81,18 +82,32 @@ class Step:
         """Bring what was derived from the weights up to date, after they were loaded."""
 
 
+class CompiledStep(Step):
+    """Views and method compiled, nothing captured: for several GPUs, or where a step cannot be captured."""
+
+    def setup(self) -> None:
+        compiled = torch.compile(self.views.__call__, dynamic=False, backend=BACKEND)
+        self.views = compiled  # type: ignore[assignment]
+        self.method.compile(dynamic=False, backend=BACKEND)  # in place: names of weights stay
+        super().setup()
+
+
 def create(engine: str, recipe: Recipe, method: Method, data: Resident, views: Views, fabric: Any) -> Step:
-    """The step of an engine: "eager", "captured", or "auto" for the fastest that works here."""
+    """The step of an engine: "eager", "compiled", "captured", or "auto" for the fastest that works here."""
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     obstacle = _obstacle(recipe, fabric)
     if engine == "captured" and obstacle:
         raise UserError(f"engine is 'captured', but {obstacle}; 'eager' works")
-    if engine == "eager" or obstacle:
-        return Step(recipe, method, data, views, fabric)
-    from simplicia.train.captured import CapturedStep
+    if engine == "auto":
+        compiles = fabric.device.type == "cuda" and importlib.util.find_spec("triton") is not None
+        engine = "captured" if obstacle is None else "compiled" if compiles else "eager"
+    if engine == "captured":
+        from simplicia.train.captured import CapturedStep
 
-    return CapturedStep(recipe, method, data, views, fabric)
+        return CapturedStep(recipe, method, data, views, fabric)
+    kind = CompiledStep if engine == "compiled" else Step
+    return kind(recipe, method, data, views, fabric)
 
 
 def _obstacle(recipe: Recipe, fabric: Any) -> str | None:

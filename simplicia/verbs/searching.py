@@ -40,7 +40,7 @@ def sweep(arguments: list[str]) -> None:
     )
     parser.add_argument("--probe-epochs", type=positive, help="of the selection probe (default: 30)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    parser.add_argument("--engine", default="auto", help="auto, eager or captured (default: auto)")
+    parser.add_argument("--engine", default="auto", help="auto, eager, compiled or captured (default: auto)")
     parser.add_argument("--download", action="store_true", help="fetch a standard data set that is not there")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     given, changes, _ = with_settings(parser, recipe, shown)

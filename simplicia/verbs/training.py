@@ -17,7 +17,7 @@ def pretrain(arguments: list[str]) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="where the run goes (default: runs/RECIPE)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
-    parser.add_argument("--engine", default="auto", help="auto, eager or captured (default: auto)")
+    parser.add_argument("--engine", default="auto", help="auto, eager, compiled or captured (default: auto)")
     parser.add_argument("--processes", type=int, default=1, help="how many processes share the batch")
     parser.add_argument("--download", action="store_true", help="fetch a standard data set that is not there")
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, and stop")

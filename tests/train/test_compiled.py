@@ -1,0 +1,71 @@
+"""The compiled step is the eager one, in one process and in several."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from simplicia.data import datasets
+from simplicia.data.datasets import ImageSet
+from simplicia.train import devices, recipes, step
+from simplicia.train.loop import Training
+from simplicia.train.settings import with_changes
+
+SMALL = {"batch_size": 16, "sem.simplices": 8, "sem.vertices": 4, "options.hidden": 32}
+
+
+def losses(name, engine):
+    recipe = with_changes(recipes.get(name), SMALL)
+    whole = datasets.load("shapes")
+    data = ImageSet("shapes", whole.images[:64], whole.labels[:64], whole.classes)
+    torch.manual_seed(0)
+    training = Training(recipe, Path("unused"), data, devices.fabric("cpu", 1, "32"), True, engine)
+    found = [training.step(i).loss.item() for i in range(4)]
+    return found, training
+
+
+@pytest.mark.parametrize("name", ["byol", "swav"])
+def test_compiled_steps_are_the_eager_ones(name, monkeypatch):
+    monkeypatch.setattr(step, "BACKEND", "aot_eager")
+    eager, plain = losses(f"shapes-{name}-sem", "eager")
+    fast, compiled = losses(f"shapes-{name}-sem", "compiled")
+    assert type(compiled.step) is step.CompiledStep and eager[0] != eager[-1]
+    assert fast == pytest.approx(eager, rel=1e-4)
+    assert list(compiled.step.tensors()) == list(plain.step.tensors())
+
+
+TWO = """
+import sys
+from simplicia.cli import main
+from simplicia.train import step
+step.BACKEND = "aot_eager"
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_two_processes_compiled_are_two_eager_ones(tmp_path):
+    """Whatever is compiled, what processes tell each other is not."""
+    for i, image in enumerate(datasets.load("shapes", "test").images[:32]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    found = {}
+    for engine in ("eager", "compiled"):
+        out = tmp_path / "runs" / engine
+        words = ["pretrain", "simclr-sem", "--out", out, "--engine", engine, "--processes", "2", "--quiet"]
+        words += ["--data", tmp_path, "--device", "cpu", "--epochs", "2", "--batch-size", "16"]
+        words += ["--image-size", "16", "--encoder", "tiny", "--stem", "small", "--log-every", "1"]
+        words += ["--sem.simplices", "8", "--simclr.hidden", "32"]
+        command = [sys.executable, script, *map(str, words)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+        lines = (out / "log.jsonl").read_text().splitlines()
+        found[engine] = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+    assert len(found["eager"]) == 4
+    assert found["compiled"] == pytest.approx(found["eager"], rel=1e-3)
