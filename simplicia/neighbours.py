@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 COMPARED = 2**27  # codes compared at a time
+EXACT = 256  # counts up to here are exact in 16 bits
+FEW = 128  # vertices up to which a CPU multiplies one-hots faster than it compares codes
 
 
 def cosine(queries: Tensor, bank: Tensor) -> Tensor:
@@ -17,9 +19,28 @@ def cosine(queries: Tensor, bank: Tensor) -> Tensor:
 @torch.no_grad()
 def overlap(queries: Tensor, bank: Tensor) -> Tensor:
     """Share of simplices whose codes agree: (M, L) and (N, L) integers -> (M, N) from 0 to 1."""
+    vertices = 1 + int(torch.stack([queries.amax(), bank.amax()]).max())
+    if bank.is_cuda or vertices <= FEW:
+        return _by_products(queries, bank, vertices) / bank.shape[1]
     chunk = max(1, COMPARED // bank.numel())
     agree = [(part[:, None] == bank).sum(-1) for part in queries.split(chunk)]
     return torch.cat(agree) / bank.shape[1]
+
+
+def _by_products(queries: Tensor, bank: Tensor, vertices: int) -> Tensor:
+    """How many codes agree: products of one-hots, some simplices at a time."""
+    kind = torch.bfloat16 if bank.is_cuda else torch.float32
+    agree = torch.zeros(len(queries), len(bank), device=bank.device)
+    for some, others in zip(queries.split(EXACT, 1), bank.split(EXACT, 1), strict=True):
+        agree += _one_hots(some, vertices, kind) @ _one_hots(others, vertices, kind).T
+    return agree
+
+
+def _one_hots(codes: Tensor, vertices: int, kind: torch.dtype) -> Tensor:
+    """(N, L) codes as (N, L * vertices)."""
+    n, simplices = codes.shape
+    places = codes.long() + vertices * torch.arange(simplices, device=codes.device)
+    return torch.zeros(n, simplices * vertices, dtype=kind, device=codes.device).scatter_(1, places, 1)
 
 
 @torch.no_grad()

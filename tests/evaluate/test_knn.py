@@ -56,7 +56,10 @@ def test_a_layer_is_computed_for_a_chunk_at_a_time():
     assert max(sizes) == 8
 
 
-def test_overlap_counts_equal_codes(monkeypatch):
+@pytest.mark.parametrize("few", [0, 128])  # codes compared, or one-hots multiplied
+def test_overlap_counts_equal_codes(few, monkeypatch):
     a, b = torch.tensor([[1, 2, 3, 4]] * 3), torch.tensor([[1, 2, 3, 4], [1, 0, 3, 0], [0, 0, 0, 0]])
-    monkeypatch.setattr(neighbours, "COMPARED", 1)
+    for name, value in (("COMPARED", 1), ("EXACT", 3), ("FEW", few)):
+        monkeypatch.setattr(neighbours, name, value)
     assert overlap(a, b).tolist() == [[1.0, 0.5, 0.0]] * 3
+    assert overlap(a.byte(), b.byte()).tolist() == [[1.0, 0.5, 0.0]] * 3
