@@ -115,3 +115,16 @@ def test_the_bottlenecks_accuracies_are_the_stored_ones():
         accuracies = f"{row['knn_accuracy']:.1f} | {row['untrained_knn_accuracy']:.1f}"
         assert f"| {row['bottleneck']} | {row['layer']} | {accuracies} |" in page
         assert row["knn_accuracy"] > row["untrained_knn_accuracy"]
+
+
+def test_the_transfer_pages_numbers_are_the_stored_ones():
+    import json
+
+    page = (ROOT / "docs/transfer.md").read_text()
+    for data in ("flowers102", "pets"):
+        for layer in ("encoder", "codes"):
+            path = ROOT / f"results/transfer/byol-sem-100-third-{data}-{layer}.json"
+            found = json.loads(path.read_text())
+            accuracy = f"{found['accuracy']:.1f} ± {found['standard_error']:.1f}"
+            more = f"{found['mean_class_accuracy']:.1f} | {found['seconds']:.1f}"
+            assert f"| {data} | {layer} | {accuracy} | {more} |" in page
