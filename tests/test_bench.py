@@ -6,9 +6,12 @@ import pytest
 
 from simplicia import cli
 from simplicia.bench import bench_probe, bench_sem, bench_views
+from simplicia.bench.floor import floor
 from simplicia.bench.kernels import parts
 from simplicia.bench.probe import SMALL
 from simplicia.errors import UserError
+from simplicia.train import recipes
+from simplicia.train.settings import with_changes
 
 BELIEVED = {"device", "torch", "commit", "date"}
 
@@ -67,3 +70,17 @@ def test_kernels_are_told_apart_by_kind():
     }
     found = parts([{"kernel": name, "ms": 2.0**i} for i, name in enumerate(names)])
     assert [found[kind] for kind in names.values()] == [2.0**i for i in range(len(names))]
+
+
+def test_the_floor_of_a_step():
+    """The estimates of docs/performance.md, made by hand: 5.3 and 9.5 ms."""
+    base, sem = (floor(recipes.get(f"cifar100-{name}")) for name in ("byol", "byol-sem"))
+    assert base.flops == pytest.approx(2.3e12, rel=0.02)
+    assert base.ms("NVIDIA H200") == pytest.approx(5.3, rel=0.05)
+    assert sem.ms("NVIDIA H200") == pytest.approx(9.5, rel=0.05)
+    assert base.ms("an unknown device") is None
+    half = floor(with_changes(recipes.get("cifar100-byol-sem"), {"optim.momentum_bits": "16"}))
+    weights = sum(p.numel() for p in recipes.get("cifar100-byol-sem").build().parameters() if p.requires_grad)
+    assert sem.weight_bytes - half.weight_bytes == 4 * weights
+    plain = floor(recipes.get("cifar100-simclr"))  # without a target network
+    assert plain.flops < 0.76 * base.flops

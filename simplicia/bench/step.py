@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from simplicia.bench.floor import floor
 from simplicia.bench.kernels import kernels, parts
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError, unknown
@@ -55,12 +56,16 @@ def bench_step(
         rounds.append((time.perf_counter() - start) / (steps // 5))
     seconds = statistics.median(rounds)
     shares = parts(kernels(lambda: training.step(steps))) if on_gpu else {}
+    about = versions(fabric.device)
+    least = floor(recipe).ms(about["device"])
     return {
         "recipe": name,
         "engine": type(training.step).__name__,
         "ms_per_step": 1e3 * seconds,
         "ms_spread": [1e3 * min(rounds), 1e3 * max(rounds)],
         "images_per_s": recipe.batch_size / seconds,
+        "floor_ms": least,
+        "over_floor": None if least is None else 1e3 * seconds / least,
         "peak_gib": torch.cuda.max_memory_reserved() / 2**30 if on_gpu else None,
         "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         "batch_size": recipe.batch_size,
@@ -68,7 +73,7 @@ def bench_step(
         "ms_of": shares,
         "changes": changes,
         "commit": commit(),
-        **versions(fabric.device),
+        **about,
     }
 
 

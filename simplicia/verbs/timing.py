@@ -49,11 +49,13 @@ def _step(given: Any) -> list[dict[str, Any]]:
             "-" if row["peak_gib"] is None else f"{row['peak_gib']:.2f}",
             f"{row['startup_s']:.0f}",
             "-" if row["speedup_over_eager"] is None else f"{row['speedup_over_eager']:.2f}",
+            "-" if row["over_floor"] is None else f"{row['over_floor']:.2f}",
             ", ".join(f"{part} {ms:.2f}" for part, ms in row["ms_of"].items()) or "-",
         ]
         for row in found
     ]
-    columns = ["recipe", "engine", "ms per step", "images/s", "peak GiB", "start-up s", "x eager", "ms of"]
+    columns = ["recipe", "engine", "ms per step", "images/s", "peak GiB", "start-up s", "x eager", "x floor"]
+    columns.append("ms of")
     table(f"steps on {found[0]['device']}, torch {found[0]['torch']}", columns, rows)
     return found
 
