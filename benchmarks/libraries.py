@@ -1,8 +1,18 @@
-"""BYOL's step beside lightly's, as its users run it: ``python benchmarks/libraries.py [--steps N]``.
+"""BYOL's step beside that of other libraries: ``python benchmarks/libraries.py [--steps N]``.
 
-lightly's side follows its documented BYOL training: CIFAR-sized PIL images, its BYOLTransform in the workers
-of a DataLoader, ResNet-18, its heads and loss, SGD, in 16 bits on a GPU. Ours is ``simplicia bench step``:
-everything included on both sides, one after the other in one process.
+Each as its users run it, everything included, loader and augmentation too, one after the other in one
+process. Ours is ``simplicia bench step``. A library that is not installed is skipped with a sentence.
+
+lightly's side follows its documented BYOL training: CIFAR-sized PIL images, its BYOLTransform in the
+workers of a DataLoader, ResNet-18, its heads and loss, SGD, in 16 bits on a GPU.
+
+solo-learn's side is its BYOL with the settings of its CIFAR script: its own parsing of them, views,
+loader, method and LARS, under a Lightning Trainer, in 16 bits on a GPU, without logger and progress bar,
+which would only cost it time. As there, two linear classifiers are trained beside, and its stem pads by
+two, so that its maps are 34 wide. Release 1.0.2 was made for Lightning 1.4; what Lightning 2 needs is in
+``solo_learn_step``. Where nothing can be installed, a folder on PYTHONPATH made by
+``pip install --target FOLDER --no-deps solo-learn==1.0.2 einops timm`` is enough beside torch,
+torchvision, pytorch-lightning, scipy and setuptools; lightning-bolts and wandb are not needed.
 """
 
 import argparse
@@ -10,7 +20,12 @@ import copy
 import json
 import os
 import statistics
+import sys
 import time
+import types
+from collections.abc import Callable
+from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +38,22 @@ from simplicia.encoders import create
 from simplicia.provenance import commit, versions
 from simplicia.train.devices import choose
 
+WARM_UP = 5  # steps
+
+# What solo-learn's script for BYOL on CIFAR gives, but for batch size and workers.
+SOLO_LEARN = """
+    --dataset cifar100 --data_dir . --encoder resnet18 --max_epochs 1000 --gpus 0
+    --optimizer sgd --lars --grad_clip_lars --eta_lars 0.02 --exclude_bias_n_norm
+    --scheduler warmup_cosine --lr 1.0 --classifier_lr 0.1 --weight_decay 1e-5
+    --brightness 0.4 --contrast 0.4 --saturation 0.2 --hue 0.1 --gaussian_prob 0.0 0.0
+    --solarization_prob 0.0 0.2 --crop_size 32 --num_crops_per_aug 1 1
+    --proj_output_dim 256 --proj_hidden_dim 4096 --pred_hidden_dim 4096
+    --base_tau_momentum 0.99 --final_tau_momentum 1.0 --momentum_classifier
+"""
+
 
 class Pictures(torch.utils.data.Dataset):
-    """Random images of CIFAR's shape, as PIL images, through a transform."""
+    """Random images and labels of CIFAR's shape, in memory, as PIL images through a transform."""
 
     def __init__(self, transform, count: int = 20_000):
         self.transform = transform
@@ -35,7 +63,12 @@ class Pictures(torch.utils.data.Dataset):
         return len(self.pixels)
 
     def __getitem__(self, i: int):
-        return self.transform(Image.fromarray(self.pixels[i]))
+        return self.transform(Image.fromarray(self.pixels[i])), i % 100
+
+
+def per_step(ends: list[float]) -> float:
+    """Median seconds from the end of a step to that of the next, the loader's wait included."""
+    return statistics.median(after - before for before, after in pairwise(ends[WARM_UP - 1 :]))
 
 
 def lightly_step(batch_size: int, steps: int, device: torch.device, workers: int) -> float:
@@ -63,9 +96,9 @@ def lightly_step(batch_size: int, steps: int, device: torch.device, workers: int
     online = nn.ModuleList([backbone, head, predictor])
     optimizer = torch.optim.SGD(online.parameters(), lr=0.06)
     criterion = NegativeCosineSimilarity()
-    times, start = [], time.perf_counter()
-    while len(times) < steps + 5:
-        for views in loader:
+    ends: list[float] = []
+    while len(ends) < WARM_UP + steps:
+        for views, _ in loader:
             views = [view.to(device, non_blocking=True) for view in views]
             update_momentum(backbone, target, m=0.99)
             update_momentum(head, target_head, m=0.99)
@@ -78,33 +111,144 @@ def lightly_step(batch_size: int, steps: int, device: torch.device, workers: int
             optimizer.step()
             optimizer.zero_grad()
             loss.item()
-            times.append(time.perf_counter() - start)
-            start = time.perf_counter()
-            if len(times) == steps + 5:
+            ends.append(time.perf_counter())
+            if len(ends) == WARM_UP + steps:
                 break
-    return statistics.median(times[5:])
+    return per_step(ends)
 
 
-def main() -> None:
+def solo_learn_step(batch_size: int, steps: int, device: torch.device, workers: int) -> float:
+    """Median seconds of a step of solo-learn's BYOL."""
+    import pytorch_lightning as lightning
+    import setuptools  # noqa: F401  # brings distutils, which solo-learn imports, to Python 3.12
+
+    # lightning-bolts, of which solo-learn takes one schedule, cannot be imported under Lightning 2. The
+    # schedule moves once an epoch and begins as a linear warm-up, which torch has.
+    for name in ("pl_bolts", "pl_bolts.optimizers", "pl_bolts.optimizers.lr_scheduler"):
+        sys.modules[name] = module = types.ModuleType(name)
+    module.LinearWarmupCosineAnnealingLR = warm_up  # type: ignore[attr-defined]
+
+    from solo.args.dataset import augmentations_args, custom_dataset_args, dataset_args
+    from solo.args.utils import additional_setup_pretrain
+    from solo.methods import BYOL
+    from solo.utils.pretrain_dataloader import (
+        dataset_with_index,
+        prepare_dataloader,
+        prepare_n_crop_transform,
+        prepare_transform,
+    )
+
+    class Lightning2BYOL(BYOL):
+        """BYOL with the hooks that Lightning 2 calls."""
+
+        validation_epoch_end = None  # refused where it exists, and there is no validation here
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):  # called without the loader's index
+            super().on_train_batch_end(outputs, batch, batch_idx, 0)
+
+    class Clock(lightning.Callback):
+        """When each step ended: its LARS asks for norms, so that the host never runs far ahead."""
+
+        def __init__(self):
+            self.ends: list[float] = []
+
+        def on_train_batch_end(self, *_):
+            self.ends.append(time.perf_counter())
+
+    parser = argparse.ArgumentParser()
+    for add in (dataset_args, augmentations_args, custom_dataset_args, BYOL.add_model_specific_args):
+        add(parser)
+    # the arguments of Trainer that solo-learn reads, since Lightning 2 adds none to a parser
+    parser.add_argument("--max_epochs", type=int)
+    parser.add_argument("--gpus")
+    parser.add_argument("--accumulate_grad_batches", type=int, default=1)
+    words = ["--batch_size", str(batch_size), "--num_workers", str(workers)]
+    told = parser.parse_args(SOLO_LEARN.split() + words)
+    additional_setup_pretrain(told)
+    transform = prepare_n_crop_transform(
+        [prepare_transform(told.dataset, **settings) for settings in told.transform_kwargs],
+        num_crops_per_aug=told.num_crops_per_aug,
+    )
+    loader = prepare_dataloader(
+        dataset_with_index(Pictures)(transform), batch_size=told.batch_size, num_workers=told.num_workers
+    )
+    clock = Clock()
+    trainer = lightning.Trainer(
+        accelerator=device.type,
+        devices=[device.index or 0] if device.type == "cuda" else 1,
+        precision="16-mixed" if device.type == "cuda" else 32,
+        max_epochs=told.max_epochs,
+        max_steps=WARM_UP + steps,
+        callbacks=[clock],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Lightning2BYOL(**vars(told)), loader)
+    return per_step(clock.ends)
+
+
+def warm_up(optimizer, warmup_epochs: int, max_epochs: int, warmup_start_lr: float, eta_min: float):
+    """The first epochs of solo-learn's schedule."""
+    start = warmup_start_lr / optimizer.defaults["lr"]
+    return torch.optim.lr_scheduler.LinearLR(optimizer, start, total_iters=warmup_epochs)
+
+
+OTHERS: dict[str, Callable[[int, int, torch.device, int], float]] = {
+    "lightly": lightly_step,
+    "solo-learn": solo_learn_step,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--out", default="results/bench/libraries.json")
-    given = parser.parse_args()
-    device = choose("auto")
-    ours = bench_step("cifar100-byol", steps=max(5, given.steps), batch_size=given.batch_size)
-    theirs = 1e3 * lightly_step(given.batch_size, given.steps, device, given.workers)
+    given = parser.parse_args(arguments)
+    device = choose(given.device)
     told = {"batch_size": given.batch_size, "commit": commit(), **versions(device)}
+    step = bench_step(
+        "cifar100-byol", steps=max(5, given.steps), device=given.device, batch_size=given.batch_size
+    )
+    ours = step["ms_per_step"]
     rows = [
-        {"library": "simplicia", "ms_per_step": ours["ms_per_step"], "engine": ours["engine"], **told},
-        {"library": "lightly", "ms_per_step": theirs, "workers": given.workers, **told},
+        {
+            "library": "simplicia",
+            "version": told["simplicia"],
+            "ms_per_step": ours,
+            "times_ours": 1.0,
+            "workers": 0,
+            "engine": step["engine"],
+            **told,
+        }
     ]
-    rows[0]["times_faster_than_lightly"] = theirs / ours["ms_per_step"]
-    for row in rows:
-        print(f"{row['library']:10} {row['ms_per_step']:.2f} ms per step")
-    Path(given.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(given.out).write_text(json.dumps(rows, indent=1) + "\n")
+    show(rows, given.out)
+    for name, measure in OTHERS.items():
+        try:
+            about = {"library": name, "version": version(name)}
+            theirs = 1e3 * measure(given.batch_size, given.steps, device, given.workers)
+        except ModuleNotFoundError as missing:
+            print(f"{name} is skipped, since it or what it needs is not installed: {missing}")
+            continue
+        measured = {"ms_per_step": theirs, "times_ours": theirs / ours, "workers": given.workers}
+        rows.append({**about, **measured, **told})
+        show(rows, given.out)
+
+
+def show(rows: list[dict], path: str) -> None:
+    """Print the last row and write all, so that a library that breaks loses none of the others."""
+    row = rows[-1]
+    print(
+        f"{row['library']:10} {row['version']:8} {row['ms_per_step']:10.2f} ms per step,"
+        f" {row['times_ours']:.2f} x ours, {row['workers']} workers, batch {row['batch_size']},"
+        f" {row['device']}"
+    )
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

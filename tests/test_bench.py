@@ -1,6 +1,9 @@
 """The benchmarks run and say what they measured; how long things take is never asserted."""
 
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +48,23 @@ def test_bench_probe_writes_what_its_table_shows(tmp_path, capsys):
     assert row["precision"] == "float32" and row["peak_gib"] is None
     per_epoch = row["seconds_per_epoch"]["choosing"] + row["seconds_per_epoch"]["retraining"]
     assert row["whole_seconds"] == pytest.approx(row["seconds"] + 97 * per_epoch)
+
+
+def test_libraries_that_are_not_installed_are_skipped_with_a_sentence(tmp_path, capsys, monkeypatch):
+    for name in ("lightly", "solo"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = tmp_path / "libraries.json"
+    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "libraries.py"))
+    script["main"](["--steps", "5", "--batch-size", "2", "--device", "cpu", "--out", str(path)])
+    (row,), said = json.loads(path.read_text()), capsys.readouterr().out
+    assert row.keys() >= BELIEVED | {"version", "workers"} and row["library"] == "simplicia"
+    assert row["times_ours"] == 1 and row["batch_size"] == 2 and f"{row['ms_per_step']:.2f} ms" in said
+    assert "lightly is skipped, since" in said and "solo-learn is skipped, since" in said
+
+
+def test_a_library_is_timed_from_end_to_end_without_its_warm_up():
+    script = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "libraries.py"))
+    assert script["WARM_UP"] == 5 and script["per_step"]([0, 90, 91, 190, 200, 202, 205, 212]) == 3
 
 
 def test_one_epoch_of_a_probe_is_only_a_warm_up():
