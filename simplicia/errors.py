@@ -19,6 +19,10 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     return UserError(f"unknown {kind} {name!r}; {hint}")
 
 
+class Busy(UserError):
+    """Another process trains the run."""
+
+
 class Diverged(RuntimeError):
     """The loss or the weights are no longer finite."""
 

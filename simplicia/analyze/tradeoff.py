@@ -85,6 +85,7 @@ def tradeoff(
         "vertices": sem.vertices,
         "pretrain_temperature": float(sem.temperature),
         "pretrain_step": run.step,
+        "run_id": run.state.get("id"),
         "scale": scale,
         "margin": margins,
         "images": len(features),

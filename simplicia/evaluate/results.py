@@ -58,6 +58,7 @@ def result(
         "sem": run.recipe.bottleneck == "sem",
         "pretrain_epochs": run.recipe.epochs,
         "pretrain_step": run.step,
+        "run_id": run.state.get("id"),
         "pretrain_seed": run.recipe.seed,
         "batch_size": run.recipe.batch_size,
         "network": network,

@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,7 @@ class Writer:
         self.folder, self.keep = folder, keep
         self.thread: threading.Thread | None = None
         self.error: OSError | None = None
+        self.slowest = 0.0  # seconds that one took, copied and written
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(".writing-*"):  # of a process that was killed
             shutil.rmtree(leftover, ignore_errors=True)
@@ -111,8 +113,9 @@ class Writer:
     def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
         """Copy the tensors to host memory and write them while training goes on."""
         self.wait()
+        start = time.monotonic()
         copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
-        self.thread = threading.Thread(target=self._write, args=(step, copies, state))
+        self.thread = threading.Thread(target=self._write, args=(step, copies, state, start))
         self.thread.start()
 
     def wait(self) -> None:
@@ -126,11 +129,12 @@ class Writer:
             kept = f"the last good one is {last.name}" if last else "there is none yet"
             raise UserError(f"no checkpoint could be written to {self.folder}: {error}; {kept}")
 
-    def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
+    def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], start: float) -> None:
         try:
             save(self.folder, step, tensors, state, self.keep)
         except OSError as error:
             self.error = error
+        self.slowest = max(self.slowest, time.monotonic() - start)
 
 
 def _check_state(state: dict[str, Any]) -> None:
@@ -148,6 +152,9 @@ def _check_state(state: dict[str, Any]) -> None:
         triple = state.get(key, [1, 1, 1])
         if not isinstance(triple, list) or len(triple) != 3 or not all(number(x, least) for x in triple):
             raise ValueError(f"{STATE} says {key} {triple!r}")
+    stretches = state.get("trained_by", [])
+    if not isinstance(stretches, list) or not all(isinstance(stretch, dict) for stretch in stretches):
+        raise ValueError(f"{STATE} says trained_by {stretches!r}")
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """Pre-training, from a recipe to a run's folder: ``pretrain("shapes-byol-sem", epochs=5)``."""
 
 import math
+import secrets
 import shlex
 import signal
 import statistics
@@ -16,7 +17,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.resident import Resident
 from simplicia.data.views import Views
 from simplicia.errors import Diverged, Interrupted, UserError
-from simplicia.provenance import versions
+from simplicia.provenance import commit, versions
 from simplicia.run import Run, load
 from simplicia.train import checkpoint, devices, health, place, recipes
 from simplicia.train.fit import fit
@@ -41,6 +42,7 @@ def pretrain(
     dry_run: bool = False,
     keep: int = checkpoint.KEEP,
     until: float = math.inf,
+    saving: float = 0.0,
     on_online: Callable[[int, dict[str, float]], None] | None = None,
     **changes: Any,
 ) -> Run | None:
@@ -48,7 +50,8 @@ def pretrain(
 
     ``resume`` goes on from the newest checkpoint of ``out``, or starts without one. ``dry_run`` says what
     would happen and returns None. Ctrl-C and SIGTERM save before they end the training,
-    and so does the time ``until``, of ``time.monotonic``. The newest ``keep`` checkpoints stay.
+    and so does the time ``until``, of ``time.monotonic``: at least ``saving`` seconds before it, and longer
+    if checkpoints take longer. The newest ``keep`` checkpoints stay.
     ``on_online(epoch, accuracies)`` is called when online probes were measured; what it raises ends the run.
     """
     named = recipes.get(recipe) if isinstance(recipe, str) else recipe
@@ -74,7 +77,7 @@ def pretrain(
     if recipe.online_every:
         training.add_online_probe(measured or _load_images(recipe, "test", False, quiet=True))
         training.on_online = on_online
-    training.keep, training.until = keep, until
+    training.keep, training.until, training.saving = keep, until, saving
     training.introduce(notes)
     if dry_run:
         training.rehearse()
@@ -102,7 +105,9 @@ class Training:
         views = Views(recipe.views, recipe.image_size, *self.statistics)
         self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
-        self.keep, self.until = checkpoint.KEEP, math.inf
+        self.keep, self.until, self.saving = checkpoint.KEEP, math.inf, 0.0
+        self.id: str | None = secrets.token_hex(8)  # what was measured on a run says on which
+        self.trained_by: list[dict[str, Any]] = []  # stretches of one code on one device
         self.writer: checkpoint.Writer
         self.on_online: Callable[[int, dict[str, float]], None] | None = None
 
@@ -173,7 +178,7 @@ class Training:
     def _loop(self, signals: "Signals", log: Log | None, progress: Progress) -> None:
         began = time.monotonic() - self.seconds
         saved = before = time.monotonic()
-        patience = 60 * self.recipe.checkpoint_minutes
+        patience = least = 60 * self.recipe.checkpoint_minutes
         mark = (time.monotonic(), self.done)
         warned: set[str] = set()
         total, batches = self.step.total, self.step.data.batches
@@ -181,7 +186,8 @@ class Training:
             output = self.step(self.done)
             self.done += 1
             now = time.monotonic()
-            late = now + (now - before) > self.until  # after one more step like this it would be
+            # after one more step like this there would be too little time for the last checkpoint
+            late = now + (now - before) > self.until - max(self.saving, 2 * self.writer.slowest)
             before, self.seconds = now, now - began
             last, ending = self.done == total, self._agreed(late or signals.received is not None)
             if self.done % self.recipe.log_every == 0 or last:
@@ -214,14 +220,14 @@ class Training:
                 progress.say(f"epoch {self.done // batches}: {words}")
                 if self.on_online is not None:
                     self.on_online(self.done // batches, accuracies)
-            if last or ending or time.monotonic() - saved > patience:
+            if last or ending or saved + patience < time.monotonic() < self.until - patience:
                 began_saving = time.monotonic()
                 self._save(output.loss.item())
                 if last or ending:
                     self.writer.wait()
                 saved = time.monotonic()
                 # a checkpoint stops training while it is copied: at most 2 % of the time goes there
-                patience = max(patience, 50 * (saved - began_saving))
+                patience = max(least, 50 * (saved - began_saving))
             if ending and not last:
                 raise Interrupted(
                     f"stopped at step {self.done} of {total}; go on with: "
@@ -258,6 +264,8 @@ class Training:
                 "std": self.statistics[1],
                 "classes": list(self.images.classes),
                 "images": len(self.images),
+                "id": self.id,
+                "trained_by": self.trained_by,
                 **versions(self.fabric.device),
             }
             self.writer.save(self.done, self.step.tensors(), state)
@@ -265,7 +273,9 @@ class Training:
     def _take_up(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
         newest = checkpoint.latest(self.folder / "checkpoint")
+        here = {"commit": commit(), "device": versions(self.fabric.device)["device"]}
         if newest is None:
+            self.trained_by = [{**here, "from_step": 0}]
             return
         tensors, state = checkpoint.read(newest)
         if state.get("total_steps") != self.step.total or state.get("images") != len(self.images):
@@ -280,6 +290,9 @@ class Training:
         except (KeyError, RuntimeError) as error:
             raise UserError(f"checkpoint {newest} does not fit this recipe ({error})") from error
         self.done, self.seconds = state["step"], state["seconds"]
+        self.id, self.trained_by = state.get("id"), state.get("trained_by", [])
+        if not self.trained_by or {**self.trained_by[-1], **here} != self.trained_by[-1]:
+            self.trained_by.append({**here, "from_step": self.done})
 
 
 def _load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:

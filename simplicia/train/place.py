@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from simplicia.data import datasets
-from simplicia.errors import UserError
+from simplicia.errors import Busy, UserError
 from simplicia.train.recipe import Recipe, read_yaml
 from simplicia.train.settings import as_dict, flat, with_changes
 
@@ -77,5 +77,5 @@ def lock(folder: Path, name: str = "recipe.yaml") -> Any:
     except ImportError:  # not on Windows
         pass
     except OSError:
-        raise UserError(f"{folder} is being trained by another process; give another --out") from None
+        raise Busy(f"{folder} is being trained by another process; give another --out") from None
     return file

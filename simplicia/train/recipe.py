@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -196,9 +197,13 @@ class Recipe:
 
 
 def write_yaml(recipe: Recipe, path: Path) -> None:
+    """Write a recipe whole: who is killed meanwhile leaves none rather than a part."""
     import yaml
 
-    path.write_text(yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    text = yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def read_yaml(path: Path) -> Recipe:

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import time
 
 import pytest
 import torch
@@ -109,3 +110,11 @@ def test_the_copy_is_taken_at_once(tmp_path):
     tensor.zero_()
     writer.wait()
     assert (checkpoint.read(checkpoint.latest(tmp_path))[0]["a"] == 1).all()
+
+
+def test_the_slowest_write_is_known(tmp_path, monkeypatch):
+    writer, save = checkpoint.Writer(tmp_path), checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *arguments: (time.sleep(0.05), save(*arguments)))
+    writer.save(1, {"x": torch.ones(3)}, {})
+    writer.wait()
+    assert writer.slowest >= 0.05

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,19 @@ def test_every_recipe_is_valid_and_survives_its_file(name, tmp_path):
     recipe.validate()
     write_yaml(recipe, tmp_path / "recipe.yaml")
     assert read_yaml(tmp_path / "recipe.yaml") == recipe
+
+
+def test_a_recipe_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path, write = tmp_path / "recipe.yaml", Path.write_text
+
+    def killed(self, text, **kwargs):
+        write(self, text[:100], **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_yaml(recipes.get("byol"), path)
+    assert not path.exists()
 
 
 def test_names_cover_three_sets_and_ones_own_images():

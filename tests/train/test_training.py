@@ -1,5 +1,6 @@
 """Runs end to end: resumed equals uninterrupted, killed loses nothing, and mistakes are told in a line."""
 
+import itertools
 import json
 import os
 import random
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -344,3 +346,66 @@ def test_a_run_without_sem_says_which_layers_it_has(folder, tmp_path):
         run.encode(images, "codes")
     with pytest.raises(UserError, match="no target network"):
         run.network("target")
+
+
+def test_a_run_keeps_its_id_and_says_which_code_trained_it_from_where(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMPLICIA_COMMIT", "first")
+    for step in (5, 7):  # a stretch that goes on with the same code is the same stretch
+        with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted):
+            stop_at(patch, step)
+            simplicia.pretrain("byol", out=tmp_path / "run", resume=True, **settings(folder, "byol"))
+    monkeypatch.setenv("SIMPLICIA_COMMIT", "second")
+    before = simplicia.load(tmp_path / "run").state
+    run = simplicia.pretrain("byol", out=tmp_path / "run", resume=True, quiet=True)
+    stretches = [(part["commit"], part["from_step"]) for part in run.state["trained_by"]]
+    assert stretches == [("first", 0), ("second", 7)]
+    assert run.state["trained_by"][0]["device"] == run.state["device"]
+    other = simplicia.pretrain("byol", out=tmp_path / "other", **settings(folder, "byol"))
+    assert before["id"] == run.state["id"] != other.state["id"] is not None
+
+
+class Clock:
+    """Time that passes by a second whenever it is asked."""
+
+    def __init__(self, monkeypatch):
+        from simplicia.train import loop
+
+        self.now, self.saved, save = 0.0, [], loop.Training._save
+        monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=self))
+        monkeypatch.setattr(loop.Training, "_save", lambda training, loss: self.save(save, training, loss))
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+    def save(self, original, training, loss):
+        self.now += 3 if not self.saved else 0  # the first takes long
+        self.saved.append(self.now)
+        original(training, loss)
+
+
+def test_one_slow_checkpoint_does_not_keep_later_ones_away(folder, tmp_path, monkeypatch):
+    clock, end = Clock(monkeypatch), 450.0
+    long = settings(folder, "byol", epochs=1000, batch_size=4, log_every=100, checkpoint_minutes=0.1)
+    with pytest.raises(simplicia.errors.Interrupted):
+        simplicia.pretrain("byol", out=tmp_path / "run", until=end, saving=20, **long)
+    waits = [later - earlier for earlier, later in itertools.pairwise(clock.saved)]
+    assert waits[0] >= 200 and len(waits) > 3  # at most a fiftieth of the time, as the last one took
+    assert all(50 <= wait < 60 for wait in waits[1:-1])
+    assert (
+        clock.saved[-2] < end - 50 and end - 30 < clock.saved[-1] < end - 20
+    )  # none shortly before the last
+
+
+def test_it_stops_early_enough_for_a_slow_disk(folder, tmp_path, monkeypatch):
+    original = checkpoint.Writer.__init__
+
+    def slow(self, *arguments):
+        original(self, *arguments)
+        self.slowest = 1800.0
+
+    monkeypatch.setattr(checkpoint.Writer, "__init__", slow)
+    with pytest.raises(simplicia.errors.Interrupted, match="step 1 of 12"):
+        simplicia.pretrain(
+            "byol", out=tmp_path / "run", until=time.monotonic() + 3600, **settings(folder, "byol")
+        )
