@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from simplicia.errors import Diverged, Interrupted, Unfinished, UserError, unknown
+from simplicia.errors import Diverged, Failed, Interrupted, Unfinished, UserError, unknown
 
 VERBS = {  # name: (module of simplicia.verbs, what it does)
     "demo": (
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _dispatch(words)
     except UserError as error:
         return _complain(str(error), 2)
-    except Diverged as error:
+    except (Diverged, Failed) as error:
         return _complain(str(error), 1)
     except Interrupted as stop:
         return _complain(str(stop), 128 + stop.signal)

@@ -27,6 +27,10 @@ class Diverged(RuntimeError):
     """The loss or the weights are no longer finite."""
 
 
+class Failed(RuntimeError):
+    """Some of the work could not be done; the rest is."""
+
+
 class Interrupted(RuntimeError):
     """Work was told to stop, and what is done is kept."""
 

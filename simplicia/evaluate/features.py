@@ -9,14 +9,31 @@ from simplicia.data.transfer_sets import SETS
 from simplicia.errors import UserError
 from simplicia.evaluate.results import percent, result
 from simplicia.run import Run
+from simplicia.train.recipe import Recipe
 
-__all__ = ["check_classes", "check_labels", "encoder_features", "image_size", "labelled", "percent", "result"]
+__all__ = [
+    "check_classes",
+    "check_labels",
+    "encoder_features",
+    "image_size",
+    "labelled",
+    "labelled_for",
+    "percent",
+    "result",
+]
 
 
 def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> tuple[ImageSet, ImageSet]:
     """Train and test images with labels: of the run's own data set, or of another."""
-    name, directory = data or run.recipe.data, data_dir or run.recipe.data_dir
-    size = image_size(run, name)
+    return labelled_for(run.recipe, data, data_dir)
+
+
+def labelled_for(
+    recipe: Recipe, data: str | None = None, data_dir: str | None = None
+) -> tuple[ImageSet, ImageSet]:
+    """``labelled`` for a run that may not be trained yet."""
+    name, directory = data or recipe.data, data_dir or recipe.data_dir
+    size = image_size(recipe, name)
     train = datasets.load(name, "train", directory, size=size)
     check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", directory, size=size)
@@ -24,9 +41,9 @@ def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> 
     return train, test
 
 
-def image_size(run: Run, name: str) -> int | None:
+def image_size(recipe: Recipe, name: str) -> int | None:
     """The size that a data set's images are brought to for a run: where they are files, the run's own."""
-    return run.recipe.image_size if name in SETS or name not in datasets.names() else None
+    return recipe.image_size if name in SETS or name not in datasets.names() else None
 
 
 def check_classes(train: ImageSet, test: ImageSet) -> None:

@@ -20,7 +20,7 @@ from simplicia.evaluate.features import (
     check_classes,
     encoder_features,
     image_size,
-    labelled,
+    labelled_for,
     percent,
     result,
 )
@@ -28,6 +28,7 @@ from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.results import changed
 from simplicia.run import Run, represent
 from simplicia.train.log import Progress
+from simplicia.train.recipe import Recipe
 
 
 @dataclass
@@ -71,9 +72,16 @@ def splits(
     run: Run, data: str | None = None, data_dir: str | None = None, share: float = 0.1, seed: int = 0
 ) -> Splits:
     """Train, val and test images of a data set or folder; without val, a share of train is held out."""
-    train, test = labelled(run, data, data_dir)
-    name = data or run.recipe.data
-    val = datasets.validation(name, data_dir or run.recipe.data_dir, image_size(run, name))
+    return splits_for(run.recipe, data, data_dir, share, seed)
+
+
+def splits_for(
+    recipe: Recipe, data: str | None = None, data_dir: str | None = None, share: float = 0.1, seed: int = 0
+) -> Splits:
+    """``splits`` for a run that may not be trained yet."""
+    train, test = labelled_for(recipe, data, data_dir)
+    name = data or recipe.data
+    val = datasets.validation(name, data_dir or recipe.data_dir, image_size(recipe, name))
     if val is None:
         return Splits(*hold_out(train, share, seed), test, False)
     check_classes(train, val)

@@ -7,6 +7,7 @@ from typing import Any
 from simplicia.analyze.cost import Cost, cost_of
 from simplicia.reproduce.experiment import Experiment, Plan, plan
 from simplicia.train import recipes
+from simplicia.train.recipe import Recipe
 
 # results/bench/step-second.json: milliseconds of a step of 256 images on an H200
 MEASURED = {"cifar100-byol": 7.521, "cifar100-byol-sem": 12.907}
@@ -28,12 +29,13 @@ class Budget:
     hours: float | None  # None: not known, such as without the data
     measured: bool  # the steps of all its runs
     gib: float | None
+    disk: float | None  # GB of the checkpoints of all its runs, one of each
 
 
 def budget(experiment: Experiment, epochs: int | None = None) -> Budget:
     """Of an experiment on the paper's data."""
     if experiment.needs:
-        return Budget(len({(c.recipe, str(c.changes)) for c in experiment.cells}), None, False, None)
+        return Budget(len({(c.recipe, str(c.changes)) for c in experiment.cells}), None, False, None, None)
     length = epochs or experiment.epochs
     trained = [cell for cell in experiment.cells if cell.recipe is not None]
     plans = {found.folder: found for found in (plan(c, experiment.data, 0, length) for c in trained)}
@@ -42,8 +44,9 @@ def budget(experiment: Experiment, epochs: int | None = None) -> Budget:
         (plan(c, experiment.data).folder, c.measure.split("_")[0], c.options.get("layer")) for c in trained
     }
     seconds += PROBE_SECONDS * len(measurements)
-    gib = [cost(p).memory(p.complete.batch_size) / 2**30 for p in plans.values()]
-    return Budget(len(plans), seconds / 3600, all(map(timed, plans.values())), max(gib, default=0.0))
+    gib = [cost(p.complete).memory(p.complete.batch_size) / 2**30 for p in plans.values()]
+    disk = sum(checkpoint_bytes(p.complete) for p in plans.values()) / 1e9
+    return Budget(len(plans), seconds / 3600, all(map(timed, plans.values())), max(gib, default=0.0), disk)
 
 
 def timed(wanted: Plan) -> bool:
@@ -59,13 +62,18 @@ def step_ms(wanted: Plan) -> float:
     if timed(wanted):
         return MEASURED[wanted.recipe]
     per_flop, per_parameter = _shares()
-    found = cost(wanted)
+    found = cost(wanted.complete)
     return found.flops * per_flop + found.parameters * per_parameter
 
 
-def cost(wanted: Plan) -> Cost:
-    """What the model of a plan costs; many plans have the same model."""
-    recipe = wanted.complete
+def checkpoint_bytes(recipe: Recipe) -> int:
+    """Of one checkpoint: weights, their momentum and the target network, in 4 bytes."""
+    found = cost(recipe)
+    return 4 * (2 * found.parameters + found.target_parameters)
+
+
+def cost(recipe: Recipe) -> Cost:
+    """What the model of a recipe costs; many recipes have the same model."""
     model = recipe.method, recipe.bottleneck, recipe.encoder, recipe.sem.simplices, recipe.sem.vertices
     key = (*model, recipe.sem.embedder, recipe.sem.norm, recipe.sem.blocks)
     if key not in _COSTS:

@@ -8,31 +8,29 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from simplicia.errors import UserError
+from simplicia.reproduce.job import Job, Row, Unprepared
 
-if TYPE_CHECKING:
-    from simplicia.reproduce.runner import Job
-
-Row = dict[str, Any]
 _KEPT = (  # of an evaluation's result: what a row states
     *("accuracy", "standard_error", "top5_accuracy", "validation_accuracy", "temperature", "selected"),
     *("protocol", "online", "network", "layer", "commit", "torch", "simplicia", "date"),
 )
 
 
-def probe(job: "Job", layer: str, temperature: float | None = None) -> list[Row]:
-    """The linear probe; at a temperature the one trained at the nearest of the grid, else the chosen one."""
-    found = _probed(job, layer)
+def probe(job: Job, layer: str, temperature: float | None = None) -> list[Row]:
+    """The linear probe; the one that was trained at a temperature of the grid, or the chosen one."""
+    grid = job.probe_settings.temperatures
     if temperature is None:
-        return [_row(found, job.probe)]
-    rows = found["per_temperature"]
-    nearest = min(rows, key=lambda row: abs(row["temperature"] - temperature))
-    return [_row(found | nearest, job.probe)]
+        return [_row(_probed(job, layer), job.probe)]
+    if temperature not in grid:
+        there = ", ".join(f"{tau:g}" for tau in grid)
+        raise Unprepared(f"temperature is {temperature:g}; the probe {job.probe!r} has {there}")
+    found = _probed(job, layer)
+    return [_row(found | found["per_temperature"][grid.index(temperature)], job.probe)]
 
 
-def probe_each(job: "Job", layer: str) -> list[Row]:
+def probe_each(job: Job, layer: str) -> list[Row]:
     """The best linear probe at each temperature downstream."""
     found = _probed(job, layer)
     return [
@@ -41,15 +39,16 @@ def probe_each(job: "Job", layer: str) -> list[Row]:
     ]
 
 
-def probe_and_cost(job: "Job", layer: str) -> list[Row]:
+def probe_and_cost(job: Job, layer: str) -> list[Row]:
     """The linear probe, and what the model costs."""
     from simplicia.analyze.cost import cost_of
 
+    (row,) = probe(job, layer)
     found = cost_of(job.recipe)
-    return [row | {"flops": found.flops, "parameters": found.parameters} for row in probe(job, layer)]
+    return [row | {"flops": found.flops, "parameters": found.parameters}]
 
 
-def _probed(job: "Job", layer: str) -> Row:
+def _probed(job: Job, layer: str) -> Row:
     from simplicia.evaluate.probe import probe, progress_bar
 
     def measure() -> Row:
@@ -57,53 +56,39 @@ def _probed(job: "Job", layer: str) -> Row:
             found = probe(job.run, *job.sets, layer, job.probe_settings, progress=progress)
         return found | {"preset": job.probe}
 
-    def same(found: Row) -> bool:
-        return found["layer"] == layer and _same_probe(job, found)
-
-    return job.once(f"probe-{job.probe}-{layer}", same, measure)
+    asked = {"layer": layer, **vars(job.probe_settings)}
+    return job.once(f"probe-{job.probe}-{layer}", asked, measure)
 
 
-def _same_probe(job: "Job", found: Row) -> bool:
-    """Whether what was found is of the job's probe."""
-    settings, stored = job.probe_settings, found["grid"]
-    grid = {name: list(getattr(settings, name)) for name in ("lrs", "l1", "l2")}
-    if found["layer"] == "sem":
-        grid["temperatures"] = list(settings.temperatures)
-    return (
-        (found["epochs"], found["network"], found["seeds"]) == (settings.epochs, "online", [settings.seed])
-        and {name: stored[name] for name in grid} == grid
-        and (found["views"] == "none") != settings.augment
-    )
-
-
-def transfer(job: "Job", to: str) -> list[Row]:
+def transfer(job: Job, to: str) -> list[Row]:
     """Logistic regression on frozen features of another data set."""
-    from simplicia.evaluate.transfer import splits, transfer
+    from simplicia.evaluate.transfer import TransferSettings, transfer
+
+    settings = TransferSettings()
 
     def measure() -> Row:
-        return transfer(job.run, splits(job.run, to, job.data_dir), quiet=job.quiet)
+        return transfer(job.run, job.splits, settings=settings, quiet=job.quiet)
 
-    found = job.once(f"transfer-{to}", lambda found: len(found["path"]) == 45, measure)
+    found = job.once(f"transfer-{to}", {"to": to, **vars(settings)}, measure)
     return [_row(found) | {"dataset": to}]
 
 
-def finetune(job: "Job", to: str) -> list[Row]:
+def finetune(job: Job, to: str) -> list[Row]:
     """Fine-tuned on another data set."""
     from simplicia.evaluate.finetune import FinetuneSettings, finetune
-    from simplicia.evaluate.transfer import splits
 
     settings = FinetuneSettings()
     if job.probe_epochs is not None:  # 200 steps of 256 are about an epoch of CIFAR
         settings.steps = job.probe_epochs * 200
 
     def measure() -> Row:
-        return finetune(job.run, splits(job.run, to, job.data_dir), settings=settings, quiet=job.quiet)
+        return finetune(job.run, job.splits, settings=settings, quiet=job.quiet)
 
-    found = job.once(f"finetune-{settings.steps}-{to}", lambda found: True, measure)
+    found = job.once(f"finetune-{settings.steps}-{to}", {"to": to, **vars(settings)}, measure)
     return [_row(found, f"{settings.steps} steps") | {"dataset": to}]
 
 
-def semi(job: "Job", fraction: float) -> list[Row]:
+def semi(job: Job, fraction: float) -> list[Row]:
     """Fine-tuned on a share of the labels: top-1 and top-5."""
     from simplicia.evaluate.semi import SemiSettings, semi
 
@@ -115,7 +100,7 @@ def semi(job: "Job", fraction: float) -> list[Row]:
     def measure() -> Row:
         return semi(job.run, *job.sets, settings=settings, quiet=job.quiet)
 
-    found = job.once(f"semi-{words}-{100 * fraction:g}-percent", lambda found: True, measure)
+    found = job.once(f"semi-{words}-{100 * fraction:g}-percent", vars(settings), measure)
     row = _row(found, f"epochs {words}")
     rows = [{"part": "top-1", **row}]
     if "top5_accuracy" in found:
@@ -124,22 +109,23 @@ def semi(job: "Job", fraction: float) -> list[Row]:
     return rows
 
 
-def robustness(job: "Job") -> list[Row]:
+def robustness(job: Job) -> list[Row]:
     """The linear probe on clean test images and on fifteen corruptions of them."""
     from simplicia.evaluate.robustness import robustness
 
+    settings = job.probe_settings
+
     def measure() -> Row:
-        settings = job.probe_settings
         found = robustness(job.run, *job.sets, [], corrupt=True, settings=settings, quiet=job.quiet)
         return found | {"preset": job.probe}
 
-    found = job.once(f"robustness-{job.probe}", lambda found: _same_probe(job, found), measure)
+    found = job.once(f"robustness-{job.probe}", {"corrupt": True, **vars(settings)}, measure)
     row, corrupted = _row(found, job.probe), found["sets"][0]
     more = {key: corrupted[key] for key in ("accuracy", "per_severity", "per_corruption")}
     return [{"part": "clean", **row}, {"part": "corruptions", **row, **more, "standard_error": None}]
 
 
-def entropy(job: "Job") -> list[Row]:
+def entropy(job: Job) -> list[Row]:
     """The histogram of the entropies of all simplices of all training images."""
     import torch
 
@@ -166,7 +152,7 @@ def entropy(job: "Job") -> list[Row]:
     return [job.analysed("entropy", measure)]
 
 
-def spectrum(job: "Job", layer: str = "embedder") -> list[Row]:
+def spectrum(job: Job, layer: str = "embedder") -> list[Row]:
     """Singular values of the covariance of a layer on the test images: at most 300, with their index."""
     import torch
 
@@ -194,10 +180,10 @@ def spectrum(job: "Job", layer: str = "embedder") -> list[Row]:
             "values": values.cpu()[index].tolist(),
         }
 
-    return [job.analysed(f"spectrum-{layer}", measure)]
+    return [job.analysed(f"spectrum-{layer}", measure, layer=layer)]
 
 
-def coherence(job: "Job", layer: str) -> list[Row]:
+def coherence(job: Job, layer: str) -> list[Row]:
     """Coherence at each K, and the graph at K = 5, of the linear classifiers that ``analyze`` fits."""
     from simplicia.analyze.bundle import analyze
 
@@ -227,10 +213,10 @@ def coherence(job: "Job", layer: str) -> list[Row]:
             "graph": f"{folder.name}/{graph['file']}",
         }
 
-    return [job.analysed(f"coherence-{layer}", measure)]
+    return [job.analysed(f"coherence-{layer}", measure, layer=layer)]
 
 
-def tradeoff(job: "Job") -> list[Row]:
+def tradeoff(job: Job) -> list[Row]:
     """The terms of Theorem 1 on a run, at each temperature and without the softmax."""
     from simplicia.analyze.tradeoff import tradeoff
 
@@ -252,7 +238,7 @@ def tradeoff(job: "Job") -> list[Row]:
     ]
 
 
-def theory(job: "Job") -> list[Row]:
+def theory(job: Job) -> list[Row]:
     """Theorem 1's expressivities, for 5000 simplices."""
     from simplicia.analyze.bound import expressivity_table
 
@@ -267,7 +253,7 @@ def theory(job: "Job") -> list[Row]:
     ]
 
 
-def cost(job: "Job", of: tuple[str, str]) -> list[Row]:
+def cost(job: Job, of: tuple[str, str]) -> list[Row]:
     """The counts of one model of the paper's cost table."""
     row = next(row for row in _counted() if (row["encoder"], row["model"]) == of)
     counts = {name: row[name] for name in ("parameters", "activations", "flops", "estimated_gib")}

@@ -1,30 +1,29 @@
 """Runs an experiment: trains what is not trained, measures what is not measured, writes each cell at once."""
 
-import json
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import gc
+import shutil
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from simplicia.data.datasets import ImageSet
+import torch
+
+from simplicia.data import datasets
 from simplicia.demo import PROBES
-from simplicia.errors import Diverged, Interrupted, Unfinished, UserError
-from simplicia.evaluate.features import labelled
+from simplicia.errors import Busy, Diverged, Failed, Unfinished, UserError
 from simplicia.evaluate.probe import ProbeSettings, preset, preset_for
 from simplicia.provenance import commit, versions
 from simplicia.reproduce import store
-from simplicia.reproduce.experiment import Cell, Experiment, Plan, plan
+from simplicia.reproduce.clock import Clock, TooLong, stoppable
+from simplicia.reproduce.experiment import Experiment
+from simplicia.reproduce.job import Job, Unprepared, finished, has_weights, state_of
 from simplicia.reproduce.measures import MEASURES, Row
 from simplicia.run import Run, load
-from simplicia.train import checkpoint, place
+from simplicia.train import checkpoint
 from simplicia.train.devices import choose
 from simplicia.train.log import Progress
 from simplicia.train.loop import pretrain
-from simplicia.train.recipe import Recipe, read_yaml
 
 
 @dataclass
@@ -42,100 +41,141 @@ class Options:
     runs: Path = Path("runs")
     results: Path = Path("results")
     keep: int = 1  # checkpoints of each run
+    drop: bool = False  # the weights of a run when all its cells are measured
+    retry: bool = False  # what failed before
     minutes: float | None = None  # after which it stops by itself
     probe_minutes: float = 3.0  # that a measurement may take; none is begun with less left
     quiet: bool = False
 
 
-class Clock:
-    """The time that was given."""
-
-    def __init__(self, minutes: float | None):
-        self.end = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-        # the last checkpoint takes a while to write, and the first step a while to compile
-        self.saving, self.starting = (0.0, 0.0) if minutes is None else (min(45, 6 * minutes), 9 * minutes)
-
-    @property
-    def until(self) -> float:
-        """When training has to stop, so that its checkpoint is written in time."""
-        return self.end - self.saving
-
-    def need(self, seconds: float, what: str) -> None:
-        if self.end - time.monotonic() < seconds:
-            raise Unfinished(f"too little time is left for {what}")
-
-    def need_training(self) -> None:
-        self.need(self.saving + min(self.starting, 90), "training")
-
-
 def reproduce(experiment: Experiment, options: Options) -> Path:
-    """Train and measure the cells that are asked for; returns the file with all results of the experiment."""
-    data = options.data or experiment.data
-    if data == experiment.data and experiment.needs:
+    """Train and measure the cells that are asked for; returns the file with all results of the experiment.
+
+    Raises Failed at the end if some could not be measured, and Unfinished if there is more to do.
+    """
+    if experiment.needs and options.data in (None, experiment.data):
         raise UserError(f"{experiment.name} needs {experiment.needs}")
+    if options.data == "":
+        raise UserError("data is empty; give a folder of images or a data set's name")
     cells = experiment.chosen(options.only)
     if options.minutes is not None and options.minutes <= options.probe_minutes:
         raise UserError(
             f"minutes is {options.minutes:g}, and no measurement is begun with less than "
             f"{options.probe_minutes:g} left: give more --minutes or fewer --probe-minutes"
         )
-    session = Session(experiment, options, data)
+    session = Session(experiment, options)
     choose(options.device)  # a device that is not there is told before anything begins
     store.read(session.path)  # and so is a file that cannot be added to
-    say = Progress("", 1, 0, options.quiet).say
-    with _stoppable():
-        for seed in options.seeds:
-            for number, cell in enumerate(cells, 1):
-                say(f"{experiment.name}, cell {number} of {len(cells)}: {cell.name}, seed {seed}")
-                session.measure(cell, seed)
+    jobs = [(Job(session, cell, seed), seed) for seed in options.seeds for cell in cells]
+    needed = Counter(job.folder for job, _ in jobs if job.plan is not None)
+    with stoppable():
+        for number, (job, seed) in enumerate(jobs, 1):
+            session.say(f"{experiment.name}, cell {number} of {len(jobs)}: {job.cell.name}, seed {seed}")
+            if session.measure(job) and job.plan is not None:
+                needed[job.folder] -= 1
+                if options.drop and not needed[job.folder]:
+                    session.drop(job.folder)
+    session.end(len(jobs))
     return session.path
+
+
+def results_path(experiment: Experiment, options: Options) -> Path:
+    """The paper's data with the paper's protocol are apart from all else."""
+    faithful = options.data in (None, experiment.data) and options.probe_epochs is None
+    return options.results / ("paper" if faithful else "other") / f"{experiment.name}.json"
 
 
 class Session:
     """One call: what its cells have in common."""
 
-    def __init__(self, experiment: Experiment, options: Options, data: str):
-        self.experiment, self.options, self.data = experiment, options, data
+    def __init__(self, experiment: Experiment, options: Options):
+        self.experiment, self.options = experiment, options
+        data = options.data or experiment.data
+        self.own = data == experiment.data
+        folder = Path(data).expanduser()
+        self.data = str(folder.resolve()) if data not in datasets.names() and folder.is_dir() else data
         self.clock = Clock(options.minutes)
         self.probe, self.probe_settings = probes(data, options.probe_epochs)
-        faithful = data == experiment.data and options.probe_epochs is None
-        self.path = options.results / ("paper" if faithful else "other") / f"{experiment.name}.json"
+        self.path = results_path(experiment, options)
+        self.say = Progress("", 1, 0, options.quiet).say
         self.loaded: tuple[Path, Run] | None = None
-        self.images: tuple[ImageSet, ImageSet] | None = None
+        self.images: dict[str | None, Any] = {}  # by the set transferred to; None: the run's own
+        self.unprepared: list[str] = []
+        self.failed: list[str] = []
+        self.busy: list[str] = []
 
-    def measure(self, cell: Cell, seed: int) -> None:
-        """Train the cell's run if need be, measure it, and write its rows."""
-        job = Job(self)
+    def measure(self, job: Job) -> bool:
+        """Train the cell's run if need be, measure it, and write its rows; whether that could be done."""
+        name = job.cell.name
+        if job.plan is not None and not self.options.retry and (why := self._failed_before(job)):
+            self.failed.append(f"{name}: {why}")
+            self.say(f"{name} failed before and is left out, --retry tries it again: {why}", "yellow")
+            return False
         try:
-            if cell.recipe is not None:
-                options = self.options
-                job.plan = plan(cell, self.data, seed, options.epochs, options.batch_size)
-                self.train(job.plan)
-            rows = MEASURES[cell.measure](job, **cell.options)
+            rows = MEASURES[job.cell.measure](job, **job.cell.options)
+        except Busy:
+            self.busy.append(f"{job.folder} is being trained by another process")
+            return False
+        except Unprepared as error:
+            self.unprepared.append(f"{name}: {error}")
+            self.say(f"{name} is left out: {error}", "yellow")
+            return False
         except Diverged as error:
             rows = [{"protocol": "diverged", "failed": str(error)}]
-        store.put(self.path, [self.row(cell, job, found) for found in rows])
+        except TooLong as error:
+            rows = [{"protocol": "failed", "failed": str(error), "minutes": self.options.minutes}]
+        except UserError as error:
+            rows = [{"protocol": "failed", "failed": str(error)}]
+        except (torch.OutOfMemoryError, MemoryError):
+            rows = [{"protocol": "failed", "failed": "the device is out of memory"}]
+        store.put(self.path, [self.row(job, found) for found in rows])
+        if "failed" not in rows[0]:
+            return True
+        self.failed.append(f"{name}: {rows[0]['failed']}")
+        self.say(f"{name} failed: {rows[0]['failed']}", "yellow")
+        self.loaded = None
+        self._free()
+        return False
 
-    def train(self, wanted: Plan) -> None:
-        """The run of a plan, trained to its end: as it is there, taken up again, or from the start."""
-        folder = self.options.runs / wanted.folder
-        if (folder / "recipe.yaml").exists():
-            place.resumed(wanted.recipe, wanted.changes, folder)  # refuses one of another kind
-            if finished(folder) is not None:
+    def _failed_before(self, job: Job) -> str | None:
+        """Why the run, or this measurement of it, failed; None if it may be otherwise now."""
+        assert job.plan is not None
+        for row in store.read(self.path):
+            if "failed" not in row or row.get("run") != job.plan.folder:
+                continue
+            if row.get("protocol") == "diverged" and finished(job.folder) is None:
+                return row["failed"]
+            had = row.get("minutes")
+            more = had is not None and (self.options.minutes is None or self.options.minutes > had)
+            if row["cell"] == job.cell.name and row.get("probe") == self.probe and not more:
+                return row["failed"]
+        return None
+
+    def train(self, job: Job) -> None:
+        """The run of a job, trained to its end: as it is there, taken up again, or from the start."""
+        folder = job.folder
+        if finished(folder) is not None:
+            if has_weights(folder):
                 return
+            self.say(f"the weights of {folder} were dropped: it is trained again")
         self.clock.need_training()
+        if not has_weights(folder):
+            shutil.rmtree(folder / "checkpoint")
         self.loaded = None  # two models may not fit the device
-        changes = dict(wanted.changes)
+        self._free()
+        assert job.plan is not None
+        changes = dict(job.plan.changes)
         if self.options.data_dir is not None:
             changes["data_dir"] = self.options.data_dir
         run = pretrain(
-            wanted.recipe,
+            job.plan.recipe,
             out=folder,
             resume=True,
             device=self.options.device,
             quiet=self.options.quiet,
             keep=self.options.keep,
-            until=self.clock.until,
+            until=self.clock.end,
+            saving=self.clock.saving,
             **changes,
         )
         assert run is not None
@@ -146,9 +186,30 @@ class Session:
             self.loaded = folder, load(folder, self.options.device)
         return self.loaded[1]
 
-    def row(self, cell: Cell, job: "Job", found: Row) -> Row:
+    def drop(self, folder: Path) -> None:
+        """Keep of a finished run all but its weights."""
+        if finished(folder) is not None:
+            self.loaded = None
+            checkpoint.drop(folder / "checkpoint")
+
+    def _free(self) -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def end(self, count: int) -> None:
+        """Raise what the call ends with, if it could not do all."""
+        if self.busy:
+            raise Unfinished(self.busy[0])
+        if len(self.unprepared) == count:
+            raise UserError(self.unprepared[0].partition(": ")[2])
+        left = self.failed + self.unprepared
+        if left:
+            raise Failed(f"{len(left)} of {count} cells could not be measured: {'; '.join(left)}")
+
+    def row(self, job: Job, found: Row) -> Row:
         """What was found, with the fields every cell has."""
-        part = found.pop("part", None)
+        cell, part = job.cell, found.pop("part", None)
         name = cell.name if part is None else f"{cell.name}, {part}"
         paper = cell.paper.get(part or "") if isinstance(cell.paper, dict) else cell.paper
         row: Row = {
@@ -164,9 +225,9 @@ class Session:
             "seed": None,
             "accuracy": None,
             "standard_error": None,
-            "paper": paper if self.data == self.experiment.data else None,
+            "paper": paper if self.own else None,
             "protocol": None,
-            "probe": None,
+            "probe": self.probe if "failed" in found else None,
             "online": False,
             "layer": None,
             "temperature": None,
@@ -177,7 +238,7 @@ class Session:
             "commit": commit(),
         }
         if job.plan is not None:
-            recipe, state = job.recipe, job.state
+            recipe, state = job.recipe, state_of(job.folder)
             row |= {
                 "dataset": self.data,
                 "pretrained_on": self.data,
@@ -192,75 +253,13 @@ class Session:
                 "seed": recipe.seed,
                 "seconds": state.get("seconds"),
                 "device": state.get("device"),
+                "trained_by": state.get("trained_by"),
                 "run": job.plan.folder,
             }
         else:
             row |= versions(choose("cpu"))
+        found.pop("asked", None)
         return row | found
-
-
-class Job:
-    """One cell under way, as measures see it: its run, loaded when it is needed, and what is stored there."""
-
-    def __init__(self, session: Session):
-        self.session = session
-        self.plan: Plan | None = None
-        self.probe, self.probe_settings = session.probe, session.probe_settings
-        options = session.options
-        self.probe_epochs, self.data_dir = options.probe_epochs, options.data_dir
-        self.quiet = options.quiet
-
-    @property
-    def folder(self) -> Path:
-        assert self.plan is not None
-        return self.session.options.runs / self.plan.folder
-
-    @property
-    def recipe(self) -> Recipe:
-        """The run's, complete."""
-        return read_yaml(self.folder / "recipe.yaml")
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Of the run's last checkpoint; nothing of one that has none."""
-        return _state(self.folder) or {}
-
-    @property
-    def run(self) -> Run:
-        return self.session.run(self.folder)
-
-    @property
-    def sets(self) -> tuple[ImageSet, ImageSet]:
-        """Training and test images, loaded once."""
-        if self.session.images is None:
-            self.session.images = labelled(self.run, None, self.data_dir)
-        return self.session.images
-
-    def once(self, name: str, same: Callable[[Row], bool], measure: Callable[[], Row]) -> Row:
-        """What was measured on the run as it is now by the same rules; measured if it was not."""
-        path = self.folder / "results" / f"{name}.json"
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if found["pretrain_step"] == self.state["step"] and same(found):
-                return found
-        except (OSError, ValueError, KeyError, TypeError):  # not there, or of another form
-            pass
-        self.session.clock.need(60 * self.session.options.probe_minutes, "a measurement")
-        found = measure()
-        self.run.write_result(name, found)
-        return found
-
-    def analysed(self, name: str, measure: Callable[[], Row]) -> Row:
-        """``once`` for what is no evaluation: with its seconds and where it was measured."""
-
-        def timed() -> Row:
-            start = time.monotonic()
-            found = measure()
-            found |= {"probe_seconds": time.monotonic() - start, "pretrain_step": self.run.step}
-            about = versions(self.run.device)
-            return found | {"probe_device": about.pop("device"), "commit": commit(), **about}
-
-        return self.once(f"reproduce-{name}", lambda found: True, timed)
 
 
 def probes(data: str, epochs: int | None = None) -> tuple[str, ProbeSettings]:
@@ -273,37 +272,3 @@ def probes(data: str, epochs: int | None = None) -> tuple[str, ProbeSettings]:
         return name, settings
     settings.epochs = epochs
     return f"{name}-{epochs}-epochs", settings
-
-
-def finished(folder: Path) -> dict[str, Any] | None:
-    """The state of a run that was trained to its end; None of any other."""
-    state = _state(folder)
-    return state if state is not None and state.get("step") == state.get("total_steps") else None
-
-
-def _state(folder: Path) -> dict[str, Any] | None:
-    newest = checkpoint.latest(folder / "checkpoint")
-    if newest is None:
-        return None
-    try:
-        found = json.loads((newest / checkpoint.STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None  # training reads it again, and says what is wrong with it
-    return found if isinstance(found, dict) else None
-
-
-@contextmanager
-def _stoppable() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the work with what is done kept, also between and after trainings."""
-    before: dict[int, Any] = {}
-
-    def stop(number: int, _: object) -> None:
-        raise Interrupted("stopped", number)
-
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

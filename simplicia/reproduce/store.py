@@ -29,20 +29,27 @@ def read(path: Path) -> list[dict[str, Any]]:
 def put(path: Path, rows: list[dict[str, Any]]) -> None:
     """Put rows in place of those of the same cells; all others stay, whoever else writes meanwhile.
 
-    That a run failed is no longer so when it was measured.
+    That a run diverged is no longer so when something was measured on it, nor that a cell failed when it was.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.parent):
             new = {_key(row): row for row in rows}
-            sound = {row.get("run") for row in rows if "failed" not in row}
-            kept = [row for row in read(path) if "failed" not in row or row.get("run") not in sound]
+            sound = [row for row in rows if "failed" not in row]
+            kept = [row for row in read(path) if not any(_mends(new, row) for new in sound)]
             merged = [new.pop(_key(row), row) for row in kept] + list(new.values())
             temporary = path.with_name(f".{path.name}.writing")
             temporary.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
             temporary.replace(path)
     except OSError as error:
         raise UserError(f"results cannot be written to {path}: {error.strerror}") from error
+
+
+def _mends(new: dict[str, Any], old: dict[str, Any]) -> bool:
+    """Whether what was measured now says that an older failure no longer is one."""
+    if "failed" not in old or new.get("run") != old.get("run"):
+        return False
+    return old.get("protocol") == "diverged" or f"{new['cell']}, ".startswith(f"{old['cell']}, ")
 
 
 def _key(row: dict[str, Any]) -> tuple[str, ...]:

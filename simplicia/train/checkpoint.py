@@ -49,6 +49,18 @@ def save(
         shutil.rmtree(old, ignore_errors=True)
 
 
+def drop(folder: Path) -> None:
+    """Remove the tensors of a run's checkpoints; the state of the newest stays, and says so."""
+    *old, newest = _complete(folder)
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
+    temporary = newest / f".{STATE}.writing"
+    state = json.loads((newest / STATE).read_text())
+    temporary.write_text(json.dumps({**state, "dropped": True}, indent=1))
+    temporary.replace(newest / STATE)
+    (newest / TENSORS).unlink(missing_ok=True)
+
+
 def latest(folder: Path) -> Path | None:
     """The newest complete checkpoint of a run's ``checkpoint`` folder."""
     complete = _complete(folder)
@@ -62,6 +74,8 @@ def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
     try:
         state = json.loads((checkpoint / STATE).read_text())
+        if isinstance(state, dict) and state.get("dropped"):
+            raise ValueError("its weights were dropped")
         size = (checkpoint / TENSORS).stat().st_size
         if not isinstance(state, dict) or state.get("bytes") != size:
             raise ValueError(f"{TENSORS} has {size} bytes, not what {STATE} says")

@@ -9,6 +9,16 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.train.recipe import Recipe
 
+# the values by which a recipe leaves settings open
+OPEN = {
+    "precision": "auto",
+    "image_size": 0,
+    "encoder": "auto",
+    "stem": "auto",
+    "batch_size": 0,
+    "sem.simplices": 0,
+}
+
 
 def fit(
     recipe: Recipe, images: ImageSet, device: torch.device, processes: int = 1

@@ -67,7 +67,7 @@ def pretrain(
         raise UserError(f"batch_size is {recipe.batch_size}; {processes} processes need a multiple of that")
     fabric = devices.fabric(device, processes, recipe.precision)
     quiet = quiet or fabric.global_rank > 0
-    images = _load_images(recipe, "train", download, quiet)
+    images = load_images(recipe, "train", download, quiet)
     measured: ImageSet | None = None
     if recipe.holdout:
         images, measured = datasets.split(images, recipe.holdout)
@@ -75,7 +75,7 @@ def pretrain(
     torch.manual_seed(recipe.seed)
     training = Training(recipe, folder, images, fabric, quiet, engine)
     if recipe.online_every:
-        training.add_online_probe(measured or _load_images(recipe, "test", False, quiet=True))
+        training.add_online_probe(measured or load_images(recipe, "test", False, quiet=True))
         training.on_online = on_online
     training.keep, training.until, training.saving = keep, until, saving
     training.introduce(notes)
@@ -295,7 +295,8 @@ class Training:
             self.trained_by.append({**here, "from_step": self.done})
 
 
-def _load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:
+def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:
+    """The images of a recipe, as training takes them."""
     size = None if recipe.image_size == 0 or recipe.data in datasets.names() else recipe.image_size
     progress: Progress | None = None
 

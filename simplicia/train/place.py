@@ -6,6 +6,7 @@ from typing import Any
 
 from simplicia.data import datasets
 from simplicia.errors import Busy, UserError
+from simplicia.train.fit import OPEN
 from simplicia.train.recipe import Recipe, read_yaml
 from simplicia.train.settings import as_dict, flat, with_changes
 
@@ -53,6 +54,20 @@ def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Reci
                 "resume with the same settings, or give another --out"
             )
     return asked
+
+
+def check_same(folder: Path, wanted: Recipe) -> None:
+    """A UserError unless the run in a folder is of a recipe, in all that makes it what it is."""
+    kept, asked = flat(as_dict(read_yaml(folder / "recipe.yaml"))), flat(as_dict(findable(wanted)))
+    differ = [
+        f"{name} {kept.get(name)!r}, not {asked.get(name)!r}"
+        for name in sorted(kept.keys() | asked.keys())
+        if name not in Recipe.WATCHING
+        and (name not in OPEN or asked[name] != OPEN[name])
+        and kept.get(name) != asked.get(name)
+    ]
+    if differ:
+        raise UserError(f"{folder} was trained with {'; '.join(differ)}; remove it, or give another folder")
 
 
 def findable(recipe: Recipe) -> Recipe:

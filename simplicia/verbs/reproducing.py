@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from simplicia.errors import Interrupted, Unfinished, UserError
+from simplicia.errors import Failed, Interrupted, Unfinished, UserError
 from simplicia.options import Parser, positive, target
 from simplicia.show import table
 
@@ -36,7 +36,9 @@ def reproduce(arguments: list[str]) -> None:
         "--results", type=Path, default=Path("results"), metavar="DIR", help="(default: results)"
     )
     place.add_argument("--keep", type=positive, default=1, help="checkpoints of each run (default: 1)")
+    place.add_argument("--drop", action="store_true", help="the weights of runs whose cells are measured")
     stop = parser.add_argument_group("in stretches")
+    stop.add_argument("--retry", action="store_true", help="also what failed before")
     stop.add_argument("--minutes", type=_minutes, help="stop before so many have passed; status 75: go on")
     stop.add_argument(
         "--probe-minutes",
@@ -47,6 +49,8 @@ def reproduce(arguments: list[str]) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     given = vars(parser.parse(arguments))
     name, wanted, page = given.pop("name"), given.pop("list"), given.pop("page")
+    if name is not None and (wanted or page is not None):
+        raise UserError(f"{name!r} is an experiment to run; --list and --page are for all, without a name")
     if wanted:
         _list(given["epochs"])
     elif page is not None:
@@ -66,12 +70,16 @@ def _run(name: str, given: dict[str, Any], arguments: list[str]) -> None:
 
     experiment = get(name)
     from simplicia.reproduce import store
-    from simplicia.reproduce.runner import Options, reproduce
+    from simplicia.reproduce.runner import Options, reproduce, results_path
     from simplicia.reproduce.tables import markdown
 
     again = f"go on with: simplicia reproduce {shlex.join(arguments)}"
+    options = Options(**given)
+    path, failed = results_path(experiment, options), None
     try:
-        path = reproduce(experiment, Options(**given))
+        reproduce(experiment, options)
+    except Failed as error:
+        failed = error
     except Unfinished as stop:
         raise Unfinished(f"{stop}; there is more to do; {again}") from None
     except Interrupted as stop:
@@ -81,6 +89,8 @@ def _run(name: str, given: dict[str, Any], arguments: list[str]) -> None:
         raise Interrupted(f"{reason}; what is done is kept; {again}", stop.signal) from None
     print(markdown(experiment, store.read(path)))
     print(f"written to {path}")
+    if failed is not None:
+        raise failed
 
 
 def _list(epochs: int | None) -> None:
@@ -97,10 +107,11 @@ def _list(epochs: int | None) -> None:
             "-" if found.hours is None else f"{found.hours:.1f}" + ("" if found.measured else ", estimate")
         )
         memory = "-" if found.gib is None else f"{found.gib:.0f}"
+        disk = "-" if found.disk is None else f"{found.disk:.0f}"
         data = experiment.data if not experiment.needs else experiment.needs
-        rows.append([experiment.name, experiment.title, str(found.runs), hours, memory, data])
+        rows.append([experiment.name, experiment.title, str(found.runs), hours, memory, disk, data])
     bar.close()
-    table("experiments", ["name", "what", "runs", "GPU hours", "GiB (estimate)", "data"], rows)
+    table("experiments", ["name", "what", "runs", "GPU hours", "GiB (estimate)", "GB on disk", "data"], rows)
     print(SOURCE)
 
 

@@ -1,7 +1,6 @@
 """Experiments as their users run them: trained, stopped, taken up, measured once, and written as JSON."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -11,12 +10,10 @@ import time
 
 import numpy as np
 import pytest
-from PIL import Image
+from room import call, rows
 
 from simplicia import cli
 from simplicia.reproduce import get, store
-from simplicia.reproduce.experiment import Cell, Experiment
-from simplicia.reproduce.runner import Options, reproduce
 from simplicia.train import checkpoint
 
 FIELDS = {
@@ -24,30 +21,6 @@ FIELDS = {
     *("protocol", "online", "layer", "temperature", "seconds", "probe_seconds", "device", "seed", "commit"),
     *("paper", "standard_error", "selected"),
 }
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with a labelled set of small images: three colours in noise."""
-    root = tmp_path_factory.mktemp("reproduce")
-    for split, count in (("train", 20), ("test", 10)):
-        for name, colour in (("red", (200, 60, 60)), ("green", (60, 200, 60)), ("blue", (60, 60, 200))):
-            folder = root / "images" / split / name
-            folder.mkdir(parents=True)
-            for i in range(count):
-                noise = np.random.default_rng(i).integers(-60, 55, (16, 16, 3))
-                Image.fromarray((noise + colour).astype(np.uint8)).save(folder / f"{i}.png")
-    return root
-
-
-def call(place, *words, epochs=2):
-    cut = ["--epochs", str(epochs), "--batch-size", "30", "--probe-epochs", "2", "--quiet"]
-    where = ["--data", place / "images", "--runs", place / "runs", "--results", place / "results"]
-    return cli.main([str(word) for word in ("reproduce", *where, *cut, *words)])
-
-
-def rows(place, name, folder="other"):
-    return store.read(place / "results" / folder / f"{name}.json")
 
 
 @pytest.fixture(scope="module")
@@ -159,9 +132,9 @@ def test_a_list_says_what_is_measured_and_what_is_an_estimate(monkeypatch, capsy
     assert cli.main(["reproduce", "--list", "--epochs", "1000"]) == 0
     lines = capsys.readouterr().out.splitlines()
     bound, entropy, robustness = (next(s for s in lines if s.startswith(name)) for name in few)
-    assert re.search(r" 1 +0\.7 +7 +cifar100", bound)  # 12.907 ms, 195,000 steps, and a measurement
-    assert re.search(r" 5 +3\.\d, estimate +7 +cifar100", entropy)
-    assert re.search(r" 2 +- +- +ImageNet, which is not among", robustness)
+    assert re.search(r" 1 +0\.7 +7 +4 +cifar100", bound)  # 12.907 ms, 195,000 steps, and a measurement
+    assert re.search(r" 5 +3\.\d, estimate +7 +19 +cifar100", entropy)
+    assert re.search(r" 2 +- +- +- +ImageNet, which is not among", robustness)
 
 
 def test_seeds_are_cells_of_their_own(measured):
@@ -190,46 +163,6 @@ def test_it_stops_in_time_says_so_and_goes_on(place, capsys):
     assert later > step  # and only the newest checkpoint is kept
     assert [path.name for path in (run / "checkpoint").iterdir()] == [f"step-{later:09d}"]
     assert not any("SimCLR" in row["cell"] for row in rows(place, "table1"))
-
-
-def test_a_measurement_that_would_end_too_late_is_not_begun(measured, capsys):
-    run = measured / "runs" / rows(measured, "table1")[0]["run"]
-    shutil.copytree(run, measured / "late" / run.name, ignore=shutil.ignore_patterns("results"))
-    words = "table1", "--only", "byol", "--minutes", "1"
-    late = "--probe-minutes", "0.999999", "--runs", measured / "late", "--results", measured / "late"
-    assert call(measured, *words, *late) == 75
-    assert "too little time is left for a measurement; there is more to do" in capsys.readouterr().err
-    assert not (measured / "late" / "other").exists()
-
-
-def test_told_to_stop_while_it_measures_it_keeps_what_is_done(measured, monkeypatch, capsys):
-    from simplicia.reproduce import measures
-
-    def entropy(job):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-
-    monkeypatch.setitem(measures.MEASURES, "entropy", entropy)
-    handler = signal.getsignal(signal.SIGTERM)
-    assert call(measured, "entropy", "--only", "tau_p=1") == 143
-    error = capsys.readouterr().err
-    assert "stopped; what is done is kept; go on with: simplicia reproduce " in error
-    assert signal.getsignal(signal.SIGTERM) is handler
-
-
-def test_one_cell_that_diverges_does_not_stop_the_others(place):
-    cells = (
-        Cell("hot", "byol", {"optim.lr": 1e30}, options={"layer": "encoder"}),
-        Cell("sound", "byol", options={"layer": "encoder"}),
-    )
-    options = Options(str(place / "images"), epochs=2, batch_size=30, probe_epochs=1, quiet=True)
-    options.runs, options.results = place / "hot", place / "hot"
-    hot, sound = store.read(reproduce(Experiment("x", "", cells), options))
-    assert "the loss became" in hot["failed"] and hot["accuracy"] is None and hot["epochs"] == 2
-    assert sound["accuracy"] > 0
-    store.put(options.results / "other" / "x.json", [{"cell": "hot", "run": hot["run"], "accuracy": 1.0}])
-    found = store.read(options.results / "other" / "x.json")
-    assert [row["accuracy"] for row in found] == [sound["accuracy"], 1.0]  # what diverged once is sound now
 
 
 def test_the_papers_rules_and_others_go_apart(tmp_path):
