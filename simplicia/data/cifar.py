@@ -27,13 +27,14 @@ _PARTS = {
 }
 _MOST_BYTES = 400_000_000  # the largest real file has 155 million bytes; rewritten by Python 3, 240
 _MOST_OPCODES = 5_000_000  # and about half a million opcodes
+_HINT = "simplicia pretrain --download fetches it"  # not every verb does
 
 
 def load(name: str, split: str, data_dir: str | os.PathLike[str] | None, download: bool = False) -> ImageSet:
     """One split of "cifar10" or "cifar100" below `data_dir`; cifar100 comes with its twenty superclasses."""
     wanted = f"{_FOLDER[name]} below --data-dir or SIMPLICIA_DATA"
     if not data_dir:
-        raise UserError(f"{name} needs {wanted}, and neither is given; --download fetches it there")
+        raise UserError(f"{name} needs {wanted}, and neither is given; {_HINT} there")
     root = Path(data_dir).expanduser()
     home = root / _FOLDER[name]
     needed = [home / part for part in [*_PARTS[name, split], _META[name]]]
@@ -41,7 +42,7 @@ def load(name: str, split: str, data_dir: str | os.PathLike[str] | None, downloa
         _fetch(name, root)
     for path in needed:
         if not path.is_file():
-            raise UserError(f"{name} needs {wanted}, and there is no {str(path)!r}; --download fetches it")
+            raise UserError(f"{name} needs {wanted}, and there is no {str(path)!r}; {_HINT}")
 
     *parts, meta = ((path, _read_dict(path)) for path in needed)
     fine, coarse = ("fine_labels", "coarse_labels") if name == "cifar100" else ("labels", None)

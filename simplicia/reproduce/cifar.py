@@ -73,7 +73,8 @@ HARD = Experiment(
         Cell("BYOL", "byol", options=ENCODER, paper=70.7),
         Cell("BYOL + Gumbel", "byol-gumbel", options={"layer": "codes"}, paper=48.6),
         Cell("BYOL + VQ", "byol-vq", options={"layer": "quantised"}, paper=65.6),
-        Cell("BYOL + SEM, tau_d=0", options={"layer": "sem", "temperature": 0.0}, paper=73.2),
+        Cell("BYOL + SEM, tau_d=0", options={"layer": "codes"}, paper=73.2),
+        Cell("BYOL + SEM, tau_d=0.0001", options={"layer": "sem", "temperature": 1e-4}, ours=True),
         Cell("BYOL + SEM, tau_d=0.1", options={"layer": "sem", "temperature": 0.1}, paper=73.9),
     ),
     columns=(("layer", "layer", ""), *CHOSEN),
@@ -100,7 +101,7 @@ TAU_DOWNSTREAM = Experiment(
     "tau-downstream",
     "The temperature downstream at each number of simplices",
     (
-        Cell("BYOL + SEM", measure="probe_each", options=SEM),
+        Cell("RN-18 L=5000", measure="probe_each", options=SEM, ours=True),
         *(
             Cell(f"RN-50 L={count}", "byol-sem", simplices(count), resnet50(), "probe_each", SEM)
             for count in SIMPLICES

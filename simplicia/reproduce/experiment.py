@@ -27,6 +27,7 @@ class Cell:
     measure: str = "probe"  # one of measures.MEASURES
     options: dict[str, Any] = field(default_factory=dict)  # what the measure is told
     paper: float | dict[str, float] | None = None  # the paper's number, or those of a measure's parts
+    ours: bool = False  # the paper has no such cell
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Plan:
         if recipe.data not in datasets.names():
             place = Path(recipe.data).resolve()
             words.append(f"{place.name}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}")
+        elif not self.recipe.startswith(f"{recipe.data}-"):  # it has no recipes of its own
+            words.append(recipe.data)
         words += [f"{name.replace('optim.', '')}-{value}" for name, value in sorted(self.differs.items())]
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))
 

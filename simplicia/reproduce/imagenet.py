@@ -1,10 +1,29 @@
 """The paper's tables and figures on ImageNet. Its images are not among the data sets yet."""
 
+from typing import Any
+
 from simplicia.reproduce.cifar import CHOSEN, ENCODER, SEM
 from simplicia.reproduce.experiment import Cell, Experiment
 
 NEEDS = "ImageNet, which is not among simplicia's data sets; --data takes another set or a folder"
 BOTH = (("BYOL", "byol"), ("BYOL + SEM", "byol-sem"))
+# the paper's settings for ImageNet, which are what these cells are about on any data
+BYOL: dict[str, Any] = {
+    "encoder": "resnet50",
+    "optim.lr": 0.4,
+    "optim.weight_decay": 1e-6,
+    "optim.eta": 0.001,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "byol": BYOL,
+    "byol-sem": {
+        **BYOL,
+        "sem.simplices": 5000,
+        "sem.vertices": 21,
+        "sem.temperature": 0.16,
+        "sem.second_temperature": 0.04,
+    },
+}
 # fmt: off
 TRANSFER = {  # data set: linear probe of BYOL and BYOL + SEM, the same fine-tuned
     "food101":    ((74.2, 74.7), (83.1, 84.7)),
@@ -34,7 +53,7 @@ SCALING = Experiment(
         Cell(
             f"{words} {name}",
             recipe,
-            {"encoder": encoder},
+            {**SETTINGS[recipe], "encoder": encoder},
             measure="probe_and_cost",
             options=SEM if recipe == "byol-sem" else ENCODER,
             paper=paper if encoder == "resnet50" else None,
@@ -53,7 +72,13 @@ ROBUST = Experiment(
     "robustness",
     "A linear probe on other test sets",
     tuple(
-        Cell(name, recipe, measure="robustness", paper={key: row[i] for key, row in ROBUSTNESS.items()})
+        Cell(
+            name,
+            recipe,
+            SETTINGS[recipe],
+            measure="robustness",
+            paper={key: row[i] for key, row in ROBUSTNESS.items()},
+        )
         for i, (name, recipe) in enumerate(BOTH)
     ),
     data="imagenet",
@@ -66,7 +91,14 @@ TO_OTHERS = Experiment(
     "transfer",
     "Transfer to other data sets: a linear probe on frozen features, and fine-tuned",
     tuple(
-        Cell(f"{words}, {to}, {name}", recipe, measure=measure, options={"to": to}, paper=numbers[k][i])
+        Cell(
+            f"{words}, {to}, {name}",
+            recipe,
+            SETTINGS[recipe],
+            measure=measure,
+            options={"to": to},
+            paper=numbers[k][i],
+        )
         for k, (words, measure) in enumerate((("linear", "transfer"), ("fine-tuned", "finetune")))
         for to, numbers in TRANSFER.items()
         for i, (name, recipe) in enumerate(BOTH)
@@ -84,6 +116,7 @@ FEW_LABELS = Experiment(
         Cell(
             f"{name}, {100 * share:g} %",
             recipe,
+            SETTINGS[recipe],
             measure="semi",
             options={"fraction": share},
             paper=dict(zip(("top-1", "top-5"), numbers[i], strict=True)),

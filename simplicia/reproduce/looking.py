@@ -59,8 +59,8 @@ SPECTRUM = Experiment(
     "spectrum",
     "Spectrum of the covariance of the embedder's output on test images",
     (
-        Cell("BYOL, encoder", "byol", measure="spectrum", options=ENCODER),
-        Cell("BYOL + SEM", measure="spectrum"),
+        Cell("RN-18 BYOL, encoder", "byol", measure="spectrum", options=ENCODER, ours=True),
+        Cell("RN-18 SEM, L=5000", measure="spectrum", ours=True),
         *(
             Cell(f"RN-50 {word}, L={n}", recipe, simplices(n), resnet50(), measure="spectrum")
             for n in (50, 500, 5000)

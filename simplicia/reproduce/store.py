@@ -11,6 +11,14 @@ from simplicia.errors import UserError
 
 # what makes a cell another one, rather than the same measured again
 SAME = ("experiment", "cell", "dataset", "pretrained_on", "epochs", "batch_size", "seed", "protocol", "probe")
+TEXTS = (
+    *("experiment", "cell", "dataset", "pretrained_on", "encoder"),
+    *("device", "protocol", "probe", "run", "failed"),
+)
+NUMBERS = (
+    *("epochs", "batch_size", "seed", "accuracy", "standard_error", "paper"),
+    *("seconds", "probe_seconds", "minutes"),
+)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -23,7 +31,20 @@ def read(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} cannot be read as results: {str(error).splitlines()[0]}") from error
     if not isinstance(rows, list) or not all(isinstance(r, dict) and "cell" in r for r in rows):
         raise UserError(f"{path} does not hold results: it must be a list of objects with a cell's name")
+    for number, row in enumerate(rows, 1):
+        for name, value in row.items():
+            if not _is_formed(name, value):
+                raise UserError(f"{path} is damaged: {name} of object {number} is {str(value)[:80]!r}")
     return rows
+
+
+def _is_formed(name: str, value: Any) -> bool:
+    """Whether a value can be shown: texts are texts, and numbers such that can be computed with."""
+    if value is None:
+        return name not in ("cell", "failed")
+    if name in NUMBERS or isinstance(value, int | float):
+        return name not in TEXTS and isinstance(value, int | float) and abs(value) < 1e300
+    return name not in TEXTS or isinstance(value, str)
 
 
 def put(path: Path, rows: list[dict[str, Any]]) -> None:

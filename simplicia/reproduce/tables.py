@@ -1,9 +1,13 @@
 """Markdown built from what was measured, and from nothing else: a table of an experiment, a page of all."""
 
 import os
+import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from simplicia.errors import UserError
 from simplicia.reproduce import EXPERIMENTS, store
 from simplicia.reproduce.experiment import Column, Experiment
 
@@ -14,10 +18,13 @@ The paper's tables and figures beside what this code measured. The page is writt
 `simplicia reproduce --page docs/results.md` from the JSON files it links to; no number is typed in.
 [reproduce.md](reproduce.md) says how to measure them.
 """
-PAPER = """## By the paper's rules
+PAPER = """## On the paper's data, measured by its rules
 
-On the paper's data set with the paper's protocol. The budget of each table stands above it: where it is less
-than the paper's (1000 epochs on CIFAR-100, 200 on ImageNet), the numbers are those of a shorter training.
+On the paper's data set with the paper's protocol of measuring. Pre-training follows this code's recipes,
+which differ from the paper's in three defaults: the first convolution has padding 1 (the authors' code: 2),
+the projector is handed p - 1/V instead of p, and the learning rate moves at every step instead of once per
+epoch. The budget of each table stands above it: where it is less than the paper's (1000 epochs on CIFAR-100,
+200 on ImageNet), the numbers are those of a shorter training.
 """
 OTHER = """## On other data, or by other rules
 
@@ -47,18 +54,24 @@ def _missing(folder: Path) -> str:
     """What of the paper is still to be measured."""
     left = []
     for name, experiment in EXPERIMENTS.items():
-        rows = store.read(folder / f"{name}.json")
-        done = {_place(experiment, row) for row in rows} & set(range(len(experiment.cells)))
-        if len(done) < len(experiment.cells):
-            some = f" ({len(experiment.cells) - len(done)} of {len(experiment.cells)} cells)" if done else ""
-            left.append(name + some)
+        rows = [row for row in store.read(folder / f"{name}.json") if "failed" not in row]
+        most = max((row["epochs"] for row in rows if row.get("epochs") is not None), default=None)
+        rows = [row for row in rows if row.get("epochs") in (None, most)]
+        count = len(experiment.cells)
+        done = {_place(experiment, row) for row in rows} & set(range(count))
+        if len(done) < count:
+            budget = f" at {most} epochs" if most is not None else ""
+            left.append(f"{name} ({count - len(done)} of {count} cells{budget})" if done else name)
     return f"### Not measured yet\n\n{', '.join(left)}.\n" if left else ""
 
 
 def _section(experiment: Experiment, file: Path, page: Path) -> str:
-    link = Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix()
+    link = quote(Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix())
     note = file.with_suffix(".md")
-    words = note.read_text(encoding="utf-8").strip() + "\n\n" if note.exists() else ""
+    try:
+        words = note.read_text(encoding="utf-8").strip() + "\n\n" if note.exists() else ""
+    except UnicodeDecodeError as error:
+        raise UserError(f"{note} cannot be read as text: {error}") from error
     return f"### {experiment.name}\n\n{words}{markdown(experiment, store.read(file), link)}"
 
 
@@ -84,12 +97,29 @@ def _table(experiment: Experiment, rows: list[Row], link: str | None) -> str:
     lines = [f"{_caption(experiment, rows)}\n"]
     lines.append("| " + " | ".join(title for title, _, _ in columns) + " |")
     lines.append("|" + "---|" * len(columns))
-    for row in rows:
+    for row in _with_means(rows):
         shown = [_shown(experiment, row, key, form) for _, key, form in columns]
         if link is not None:
             shown[0] = f"[{shown[0]}]({link})"
         lines.append("| " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _with_means(rows: list[Row]) -> list[Row]:
+    """The rows, and after the last seed of a cell the mean of its seeds with their standard deviation."""
+    shown: list[Row] = []
+    left = Counter(row["cell"] for row in rows)
+    for row in rows:
+        shown.append(row)
+        left[row["cell"]] -= 1
+        seeds = [r for r in rows if r["cell"] == row["cell"] and r.get("accuracy") is not None]
+        if left[row["cell"]] or len(seeds) < 2:
+            continue
+        found = [r["accuracy"] for r in seeds]
+        mean = {"accuracy": statistics.mean(found), "standard_error": statistics.stdev(found)}
+        common = {key: row.get(key) for key in ("paper", "pretrained_on")}
+        shown.append({"cell": f"{row['cell']}, mean of {len(found)} seeds", **common, **mean})
+    return shown
 
 
 def _caption(experiment: Experiment, rows: list[Row]) -> str:
@@ -103,9 +133,14 @@ def _caption(experiment: Experiment, rows: list[Row]) -> str:
         words.append(f"encoder: {', '.join(encoders)}")
     if row.get("epochs") is not None:
         budget = f"{row['epochs']} epochs on {row['pretrained_on']}, batch {row['batch_size']}"
-        words.append(f"pre-training: {budget}, {row['device']}, {_range(rows, 'seconds')} each")
+        device = row.get("device") or "unknown device"
+        words.append(f"pre-training: {budget}, {device}, {_range(rows, 'seconds')} each")
     if any(row.get("probe_seconds") is not None for row in rows):
         words.append(f"measuring: {_range(rows, 'probe_seconds')}")
+    if any(row.get("standard_error") is not None for row in rows):
+        several = len(_with_means(rows)) > len(rows)
+        means = ", of a mean the standard deviation of its seeds" if several else ""
+        words.append(f"±: standard error of the test images{means}")
     return f"**{_plain('; '.join(words))}.**"
 
 
@@ -120,10 +155,12 @@ def _range(rows: list[Row], key: str) -> str:
 def _shown(experiment: Experiment, row: Row, key: str, form: str) -> str:
     value = row.get(key)
     if key == "accuracy" and "failed" in row:
-        return "diverged"
-    if key == "paper" and value is None:
-        own = row.get("pretrained_on") == experiment.data
-        return "figure only" if own and experiment.figure else "-"
+        return "diverged" if row.get("protocol") == "diverged" else "failed"
+    if key == "paper" and value is None and row.get("pretrained_on") == experiment.data:
+        place = _place(experiment, row)
+        if place < len(experiment.cells) and experiment.cells[place].ours:
+            return "not in the paper"
+        return "figure only" if experiment.figure else "-"
     if value is None:
         return "-"
     text = f"{value:{form}}" if isinstance(value, int | float) else _plain(str(value))

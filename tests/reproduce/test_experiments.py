@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,8 +68,8 @@ def test_what_a_cell_asks_of_its_measure_can_be_asked():
     grid = {"cifar100": preset("cifar").temperatures, "imagenet": preset("imagenet").temperatures}
     for experiment, c in CELLS:
         inspect.signature(MEASURES[c.measure]).bind(None, **c.options)
-        wanted = c.options.get("temperature")  # 0 is the lowest of the grid, which is one-hot
-        assert wanted in (None, 0.0, *grid[experiment.data]), (experiment.name, c.name)
+        wanted = c.options.get("temperature")
+        assert wanted in (None, *grid[experiment.data]), (experiment.name, c.name)
     assert len({(e.name, c.name) for e, c in CELLS}) == len(CELLS)
 
 
@@ -96,10 +97,11 @@ def test_experiments_share_table1s_runs():
     folder = plan(cell("table1", "BYOL + SEM"), "cifar100").folder
     for experiment, name in (
         ("entropy", "tau_p=1"),
-        ("spectrum", "BYOL + SEM"),
+        ("spectrum", "RN-18 SEM, L=5000"),
         ("coherence", "BYOL + SEM"),
-        ("tau-downstream", "BYOL + SEM"),
+        ("tau-downstream", "RN-18 L=5000"),
         ("hard-discretisation", "BYOL + SEM, tau_d=0"),
+        ("hard-discretisation", "BYOL + SEM, tau_d=0.0001"),
         ("hard-discretisation", "BYOL + SEM, tau_d=0.1"),
         ("L-sweep", "L=5000, f_base"),
         ("V-sweep", "V=13, f_SEM"),
@@ -119,6 +121,25 @@ def test_a_folder_of_images_is_data_too(tmp_path):
     assert plans[0].folder != plans[1].folder and "photos" in plans[0].folder
 
 
+def test_sets_without_recipes_of_their_own_have_runs_of_their_own():
+    folders = {data: plan(Cell("SEM"), data).folder for data in ("digits", "flowers102", "pets", "shapes")}
+    assert len(set(folders.values())) == 4 and all(data in folder for data, folder in folders.items())
+    assert folders["shapes"].count("shapes") == 1
+
+
+@pytest.mark.parametrize("data", ["cifar100", "shapes", "digits"])
+def test_imagenets_cells_have_imagenets_settings_on_any_data(data):
+    for experiment in (e for e in EXPERIMENTS.values() if e.data == "imagenet"):
+        for c in experiment.cells:
+            recipe = plan(c, data).complete
+            optim = recipe.optim
+            assert recipe.encoder.startswith("resnet50")
+            assert (optim.lr, optim.weight_decay, optim.eta) == (0.4, 1e-6, 0.001)
+            sem = recipe.sem
+            found = sem.simplices, sem.vertices, sem.temperature, sem.second_temperature
+            assert recipe.bottleneck == "none" or found == (5000, 21, 0.16, 0.04)
+
+
 def test_only_some_cells():
     table1 = get("table1")
     assert [c.name for c in table1.chosen(["byol"])] == ["BYOL", "BYOL + SEM"]
@@ -136,6 +157,11 @@ def test_budgets_come_from_measured_times():
     found = budget(get("bound"), epochs=10)
     assert found.runs == 1 and found.measured
     assert found.hours == pytest.approx((12.907e-3 * 10 * 195 + 135) / 3600)
+    method = plan(cell("bound", "BYOL + SEM"), "cifar100").complete
+    with torch.device("meta"):
+        parameters = list(method.build().parameters())
+    floats = sum(p.numel() * (2 if p.requires_grad else 1) for p in parameters)  # with momentum
+    assert found.disk == pytest.approx(4 * floats / 1e9)
     # what is estimated agrees with what was measured where both are known, and grows with the model
     small, large = (plan(cell("table1", name), "cifar100") for name in ("BYOL", "BYOL + SEM"))
     wide = plan(cell("encoder-scaling", "RN-50 x2 BYOL"), "cifar100")

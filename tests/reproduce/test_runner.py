@@ -1,6 +1,7 @@
 """Experiments as their users run them: trained, stopped, taken up, measured once, and written as JSON."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -14,7 +15,10 @@ from room import call, rows
 
 from simplicia import cli
 from simplicia.reproduce import get, store
+from simplicia.reproduce.experiment import Cell, Experiment
+from simplicia.reproduce.runner import Options, reproduce
 from simplicia.train import checkpoint
+from simplicia.train.step import Step
 
 FIELDS = {
     *("experiment", "cell", "dataset", "encoder", "method", "sem", "epochs", "batch_size", "accuracy"),
@@ -59,23 +63,26 @@ def test_again_nothing_is_trained_or_probed_and_the_table_is_shown(measured, cap
         assert f"| {row['cell']} | {row['accuracy']:.1f} ± {row['standard_error']:.1f} |" in out
 
 
-def test_other_experiments_take_the_same_run_and_the_same_probe(measured):
+def test_other_experiments_take_the_same_run_and_the_same_probe(measured, capsys):
     run = rows(measured, "table1")[1]["run"]
     folders = {path.name for path in (measured / "runs").iterdir()}
     file = measured / "runs" / run / "results" / "probe-demo-2-epochs-sem.json"
     time_of_probe, probe = file.stat().st_mtime_ns, json.loads(file.read_text())
-    assert call(measured, "hard-discretisation", "--only", "sem") == 0
-    assert call(measured, "tau-downstream", "--only", "byol") == 0
+    assert call(measured, "hard-discretisation", "--only", "sem") == 1
+    told = "BYOL + SEM, tau_d=0.0001: temperature is 0.0001; the probe 'demo-2-epochs' has 0, 0.1, 1"
+    assert told in capsys.readouterr().err
+    assert call(measured, "tau-downstream", "--only", "rn-18") == 0
     assert call(measured, "entropy", "--only", "tau_p=1") == 0
-    assert call(measured, "spectrum", "--only", "byol") == 0
+    assert call(measured, "spectrum", "--only", "rn-18") == 0
     assert file.stat().st_mtime_ns == time_of_probe
     assert {path.name for path in (measured / "runs").iterdir()} == folders
     by_temperature = {row["temperature"]: row["accuracy"] for row in probe["per_temperature"]}
     hard = rows(measured, "hard-discretisation")
-    assert [(row["temperature"], row["accuracy"]) for row in hard] == [
-        (0.0, by_temperature[0.0]),
-        (0.1, by_temperature[0.1]),
+    assert [(row["cell"], row["layer"], row["temperature"]) for row in hard] == [
+        ("BYOL + SEM, tau_d=0", "codes", 0.0),
+        ("BYOL + SEM, tau_d=0.1", "sem", 0.1),
     ]
+    assert hard[1]["accuracy"] == by_temperature[0.1]
     downstream = rows(measured, "tau-downstream")
     assert {row["temperature"]: row["accuracy"] for row in downstream} == by_temperature
     (entropy,) = rows(measured, "entropy")
@@ -102,16 +109,19 @@ def test_coherence_and_the_bound_come_from_the_run_as_well(measured, capsys):
 
 def test_other_protocols_are_measured_and_kept_too(measured):
     shutil.copytree(measured / "images", measured / "data" / "flowers-102", dirs_exist_ok=True)
-    there = "--data-dir", measured / "data"
-    assert call(measured, "transfer", "--only", "linear, flowers102, byol + sem", *there) == 0
-    (transfer,) = rows(measured, "transfer")
+    options = Options(str(measured / "images"), str(measured / "data"), 2, 30, quiet=True)
+    options.runs, options.results, options.probe_epochs = measured / "runs", measured / "results", 2
+
+    def measure(**settings):  # those of ImageNet's cells, on the small run
+        cell = Cell("BYOL + SEM", "byol-sem", **settings)
+        return store.read(reproduce(Experiment(cell.measure, "", (cell,)), options))
+
+    (transfer,) = measure(measure="transfer", options={"to": "flowers102"})
     assert (transfer["dataset"], transfer["layer"], transfer["temperature"]) == ("flowers102", "codes", 0.0)
     assert transfer["pretrained_on"] == str(measured / "images") and transfer["accuracy"] > 100 / 3
-    assert call(measured, "semi-supervised", "--only", "sem, 10 %") == 0
-    (top1,) = rows(measured, "semi-supervised")  # of three classes five guesses are all
-    assert (top1["cell"], top1["probe"]) == ("BYOL + SEM, 10 %, top-1", "epochs 2")
-    assert call(measured, "robustness", "--only", "sem") == 0
-    clean, corrupted = rows(measured, "robustness")
+    (top1,) = measure(measure="semi", options={"fraction": 0.1})  # of three classes five guesses are all
+    assert (top1["cell"], top1["probe"]) == ("BYOL + SEM, top-1", "epochs 2")
+    clean, corrupted = measure(measure="robustness")
     assert (clean["cell"], corrupted["cell"]) == ("BYOL + SEM, clean", "BYOL + SEM, corruptions")
     assert len(corrupted["per_corruption"]) == 15
     probe = next(row for row in rows(measured, "table1") if row["sem"])  # the experiment's own, cut down
@@ -120,8 +130,7 @@ def test_other_protocols_are_measured_and_kept_too(measured):
     stored = measured / "runs" / clean["run"] / "results" / "robustness-demo-2-epochs.json"
     once, found = stored.stat().st_mtime_ns, json.loads(stored.read_text())
     assert found["epochs"] == 2 and found["preset"] == clean["probe"]
-    assert call(measured, "robustness", "--only", "sem") == 0
-    assert stored.stat().st_mtime_ns == once and rows(measured, "robustness") == [clean, corrupted]
+    assert measure(measure="robustness") == [clean, corrupted] and stored.stat().st_mtime_ns == once
     severities = corrupted["per_severity"]
     assert corrupted["accuracy"] == pytest.approx(sum(severities) / len(severities))
 
@@ -184,8 +193,12 @@ def test_the_papers_rules_and_others_go_apart(tmp_path):
         ("table1 --minutes soon", "not a number of minutes"),
         ("table1 --device tpu9", "choose auto"),
         ("table1 --epoch 3", "--epochs"),
+        ("table1 --list", "'table1' is an experiment to run; --list and --page are for all"),
+        ("table1 --page x.md", "--list and --page are for all"),
+        ("table1 --data=", "data is empty"),
         ("table1 --data nowhere/here", "there is no folder 'nowhere/here'"),
         ("table1 --only byol --data-dir nowhere", "nowhere"),
+        ("table1 --only byol", "SIMPLICIA_DATA, and neither is given; simplicia pretrain --download"),
         ("robustness", "needs ImageNet, which is not among simplicia's data sets"),
     ],
 )
@@ -198,40 +211,39 @@ def test_mistakes_are_one_line(words, told, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "results").exists()
 
 
-def test_killed_it_goes_on_where_it_was(place, tmp_path):
-    """A real process, told to stop, then killed, then run to its end."""
+def test_killed_it_goes_on_where_it_was(place, tmp_path, monkeypatch, capsys):
+    """Told to stop, then killed as a real process, then run to its end."""
     cut = "--epochs", "5", "--batch-size", "30", "--probe-epochs", "2", "--only", "identity"
     words = "reproduce", "embedder-type", "--data", str(place / "images"), *cut
-    command = [sys.executable, "-m", "simplicia.cli", *words]
+    monkeypatch.chdir(tmp_path)
+    step = Step.__call__
 
-    def log():
-        found = list(tmp_path.glob("runs/byol-sem-5-epochs-batch-30-seed-0-*/log.jsonl"))
-        return found[0].stat().st_ino if found else None
+    def told(self, number):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, number)
 
-    def training():
-        before, deadline = log(), time.monotonic() + 120
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        while log() == before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)  # a training that begins writes its log anew
-        return process
-
-    first = training()
-    first.send_signal(signal.SIGTERM)
-    error = first.communicate(timeout=120)[1]
-    assert first.returncode == 143, error
-    step = int(re.search(r"stopped at step (\d+) of 10; what is done is kept; go on with: ", error)[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "__call__", told)
+        assert cli.main(words) == 143
+    error = capsys.readouterr().err
+    assert "stopped at step 4 of 10; what is done is kept; go on with: " in error
     (run,) = (tmp_path / "runs").iterdir()
-    assert checkpoint.latest(run / "checkpoint").name == f"step-{step:09d}" and step < 10
-    second = training()
-    second.kill()
-    second.communicate(timeout=120)
-    assert checkpoint.latest(run / "checkpoint").name == f"step-{step:09d}"
+    assert [path.name for path in (run / "checkpoint").iterdir()] == ["step-000000004"]
+    log, deadline = (run / "log.jsonl").stat().st_ino, time.monotonic() + 120
+    process = subprocess.Popen([sys.executable, "-m", "simplicia.cli", *words], stderr=subprocess.PIPE)
+    while (run / "log.jsonl").stat().st_ino == log and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)  # a training that begins writes its log anew
+    process.kill()
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert [path.name for path in (run / "checkpoint").iterdir()] == ["step-000000004"]
     assert not (tmp_path / "results").exists()
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    assert cli.main(words) == 0
     (row,) = store.read(tmp_path / "results" / "other" / "embedder-type.json")
     assert (row["cell"], row["epochs"], row["run"]) == ("identity", 5, run.name)
-    assert f"| identity | {row['accuracy']:.1f} ± {row['standard_error']:.1f} |" in done.stdout
+    shown = f"| identity | {row['accuracy']:.1f} ± {row['standard_error']:.1f} |"
+    assert shown in capsys.readouterr().out
     # the part before the stop was not trained again
     steps = [json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps)) and steps[-1] == 10

@@ -42,7 +42,14 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"accuracy": 1}]', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "{}", "[1]", '[{"accuracy": 1}]', "\xff", '[{"cell": 1}]', '[{"cell": null}]'),
+        *('[{"cell": "a", "accuracy": "x"}]', '[{"cell": "a", "device": []}]', '[{"cell": "a", "seed": {}}]'),
+        *('[{"cell": "a", "flops": NaN}]', '[{"cell": "a", "failed": null}]', '[{"cell": "a", "probe": 1}]'),
+    ],
+)
 def test_a_file_of_another_kind_is_told_and_left(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text, encoding="latin-1")

@@ -63,7 +63,8 @@ def test_the_papers_number_stands_beside_ours_under_the_budget():
     text = markdown(get("table1"), [sem, row()])
     assert text.splitlines() == [
         "**Seven methods without and with SEM; offline linear probe, settings: cifar; encoder: resnet18; "
-        "pre-training: 200 epochs on cifar100, batch 256, a GPU, 300 to 500 s each; measuring: 120 s.**",
+        "pre-training: 200 epochs on cifar100, batch 256, a GPU, 300 to 500 s each; measuring: 120 s; "
+        "±: standard error of the test images.**",
         "",
         "| cell | paper, % | ours, % | temperature |",
         "|---|---|---|---|",
@@ -76,6 +77,9 @@ def test_budgets_do_not_mix_and_seeds_are_told_apart():
     rows = [row(), row(seed=1, accuracy=62.0), row(epochs=10), row(pretrained_on="shapes", paper=None)]
     first, second, third = markdown(get("table1"), rows).split("\n**")
     assert "| seed |" in first and "| BYOL | 70.7 | 62.0 ± 0.5 | 1 |" in first
+    assert first.endswith("| BYOL, mean of 2 seeds | 70.7 | 61.6 ± 0.5 | - |\n")
+    assert "standard error of the test images, of a mean the standard deviation of its seeds" in first
+    assert "standard error of the test images." in second
     assert " 10 epochs" in second and "seed" not in second
     assert "on shapes" in third and "paper" not in third
 
@@ -83,8 +87,13 @@ def test_budgets_do_not_mix_and_seeds_are_told_apart():
 def test_what_the_paper_only_draws_and_what_diverged_are_said():
     curve = row(experiment="emb-scale", cell="SEM, L=10", paper=None)
     assert "| SEM, L=10 | figure only | 61.3 ± 0.5 |" in markdown(get("emb-scale"), [curve])
-    failed = row(failed="the loss became nan", accuracy=None)
+    own = row(experiment="tau-downstream", cell="RN-18 L=5000, tau_d=1", paper=None)
+    assert "| RN-18 L=5000, tau_d=1 | not in the paper | 61.3 ± 0.5 |" in markdown(
+        get("tau-downstream"), [own]
+    )
+    failed = row(failed="the loss became nan", protocol="diverged", accuracy=None)
     assert "| BYOL | 70.7 | diverged |" in markdown(get("table1"), [failed])
+    assert "| BYOL | 70.7 | failed |" in markdown(get("table1"), [failed | {"protocol": "failed"}])
 
 
 def test_names_of_others_cannot_break_the_page():
@@ -108,8 +117,34 @@ def test_a_page_keeps_the_papers_rules_and_others_apart(tmp_path):
     text = page(results, target)
     first, second = text.split("## On other data, or by other rules")
     assert "[BYOL](../results/paper/table1.json) | 70.7 | 61.3" in first and "A note: 61.3 %" in first
-    assert "### Not measured yet\n\ntable1 (13 of 14 cells), emb-scale, " in first
+    assert "### Not measured yet\n\ntable1 (13 of 14 cells at 200 epochs), emb-scale, " in first
+    for words in ("padding 1", "p - 1/V", "at every step"):
+        assert words in first
     assert "[BYOL](../results/other/table1.json) | 70.7 | 33.3" in second and "A note" not in second
+
+
+def test_what_is_missing_is_told_of_the_largest_budget(tmp_path):
+    target = tmp_path / "a page" / "results.md"
+    (tmp_path / "my results" / "paper").mkdir(parents=True)
+    failed = row(cell="MoCo", epochs=500, failed="no", accuracy=None)
+    rows = [row(), row(cell="BYOL + SEM"), row(cell="SimCLR", epochs=10), failed]
+    (tmp_path / "my results" / "paper" / "table1.json").write_text(json.dumps(rows))
+    text = page(tmp_path / "my results", target)
+    assert "table1 (12 of 14 cells at 200 epochs), " in text
+    assert "[BYOL](../my%20results/paper/table1.json)" in text
+
+
+def test_damaged_results_are_one_line(tmp_path, capsys):
+    (tmp_path / "paper").mkdir()
+    words = ["reproduce", "--results", str(tmp_path), "--page", str(tmp_path / "page.md")]
+    file = tmp_path / "paper" / "table1.json"
+    file.write_text(json.dumps([row(accuracy=[1])]))
+    assert cli.main(words) == 2
+    assert "table1.json is damaged: accuracy of object 1 is '[1]'" in capsys.readouterr().err
+    file.write_text(json.dumps([row()]))
+    file.with_suffix(".md").write_bytes(b"\xff")
+    assert cli.main(words) == 2 and "table1.md cannot be read as text" in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
 
 
 @pytest.mark.parametrize(("text", "wrong"), [("61.3 and 0.5", []), ("61.2", ["61.2"]), ("6.1e+01", [])])
@@ -126,4 +161,30 @@ def test_the_page_in_docs_is_what_the_results_give():
 
 def test_every_number_of_the_page_was_measured():
     files = [json.loads(path.read_text()) for path in (ROOT / "results").rglob("*.json")]
-    assert unfounded((ROOT / "docs/results.md").read_text(), set(numbers(files))) == []
+    seeds = [
+        found
+        for folder in ("paper", "other")
+        for path in (ROOT / "results" / folder).glob("*.json")
+        for found in over_seeds(json.loads(path.read_text()))
+    ]
+    assert unfounded((ROOT / "docs/results.md").read_text(), {*numbers(files), *seeds}) == []
+
+
+def over_seeds(rows):
+    """Means and standard deviations of the accuracies of rows that differ in their seed alone."""
+    keys = "cell", "pretrained_on", "epochs", "batch_size", "device", "protocol", "probe"
+    cells = {}
+    for row in rows:
+        if row.get("accuracy") is not None:
+            cells.setdefault(tuple(row.get(key) for key in keys), []).append(row["accuracy"])
+    for found in (found for found in cells.values() if len(found) > 1):
+        mean = sum(found) / len(found)
+        yield mean
+        yield (sum((x - mean) ** 2 for x in found) / (len(found) - 1)) ** 0.5
+
+
+def test_means_of_seeds_can_be_checked():
+    rows = [row(), row(seed=1, accuracy=62.0)]
+    text = markdown(get("table1"), rows)
+    assert unfounded(text, set(numbers(rows))) == ["61.6"]
+    assert unfounded(text, {*numbers(rows), *over_seeds(rows)}) == []
