@@ -29,8 +29,9 @@ class Clock:
         self.minutes = minutes
         given = float("inf") if minutes is None else 60 * minutes
         self.end = time.monotonic() + given
-        # the last checkpoint takes a while to write, the first step a while to compile, and leaving a moment
-        self.saving, self.starting, self.leaving = min(45, given / 10), min(90, given / 7), given / 50
+        self.saving = min(45, given / 10)  # for the last checkpoint
+        self.starting = min(90, given / 7)  # until the first step is compiled
+        self.leaving = min(10, given / 50)  # after a measurement was ended
         self.used = False  # something was trained or measured: what comes next has less than all the time
 
     def need(self, seconds: float, what: str) -> None:

@@ -126,7 +126,7 @@ FEW_LABELS = Experiment(
     ),
     data="imagenet",
     epochs=200,
-    columns=(*CHOSEN,),
+    columns=CHOSEN,
     needs=f"{NEEDS}; and the published lists of labelled images",
 )
 

@@ -191,6 +191,13 @@ def test_data_is_looked_at_before_a_run_is_trained(trained, tmp_path, capsys):
     assert "no labels" in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
+def test_a_folder_is_the_same_by_any_path(own, trained, monkeypatch):
+    reproduce(two_cells(1), own)
+    monkeypatch.chdir(trained)
+    (row,) = store.read(reproduce(two_cells(1), dataclasses.replace(own, data="images")))
+    assert row["pretrained_on"] == own.data
+
+
 def test_a_full_disk_is_told_before_training(trained, tmp_path, monkeypatch, capsys):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(30_000_000))
