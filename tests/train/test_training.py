@@ -385,7 +385,7 @@ class Clock:
 
 
 def test_one_slow_checkpoint_does_not_keep_later_ones_away(folder, tmp_path, monkeypatch):
-    clock, end = Clock(monkeypatch), 450.0
+    clock, end = Clock(monkeypatch), 470.0
     long = settings(folder, "byol", epochs=1000, batch_size=4, log_every=100, checkpoint_minutes=0.1)
     with pytest.raises(simplicia.errors.Interrupted):
         simplicia.pretrain("byol", out=tmp_path / "run", until=end, saving=20, **long)
