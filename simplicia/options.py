@@ -62,8 +62,8 @@ def add_settings(
     return setters
 
 
-def temperature(word: str) -> float:
-    """A temperature: 0 or above."""
+def amount(word: str) -> float:
+    """A number from 0 up, such as a temperature or minutes."""
     try:
         number = float(word)
     except ValueError:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from simplicia.errors import UserError
-from simplicia.options import Parser, positive, temperature
+from simplicia.options import Parser, amount, positive
 from simplicia.show import table
 
 
@@ -21,7 +21,7 @@ def analyze(arguments: list[str]) -> None:
         type=positive,
         help="training images that the linear classifiers see (default: all; on a CPU 5000)",
     )
-    parser.add_argument("--temperature", type=temperature, help="of SEM (default: the run's own)")
+    parser.add_argument("--temperature", type=amount, help="of SEM (default: the run's own)")
     parser.add_argument("--out", metavar="FOLDER", help="where it goes, of one run (default: RUN/analysis)")
     parser.add_argument("--figures", metavar="FOLDER", help="every figure as SVG, PNG and CSV goes here")
     parser.add_argument("--again", action="store_true", help="do again what was done for this checkpoint")

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from simplicia.options import Parser, add_settings, measuring, positive, target, temperature
+from simplicia.options import Parser, add_settings, amount, measuring, positive, target
 from simplicia.show import table
 
 
@@ -76,7 +76,7 @@ def knn(arguments: list[str]) -> None:
     parser = measuring(
         "knn", "Votes of the nearest training images, weighted by cosine (on codes: by overlap)."
     )
-    parser.add_argument("--temperature", type=temperature, help="of SEM (default: the run's own)")
+    parser.add_argument("--temperature", type=amount, help="of SEM (default: the run's own)")
     parser.add_argument("--k", type=positive, default=K, help=f"neighbours that vote (default: {K})")
     given = parser.parse(arguments)
     run = load(given.run, given.device)
@@ -164,7 +164,7 @@ def encode(arguments: list[str]) -> None:
     parser.add_argument("images", metavar="IMAGES", help="a folder of images, or one image")
     parser.add_argument("--out", required=True, metavar="FILE.npz")
     parser.add_argument("--layer", help="encoder, embedder, sem, codes, … (default: sem if trained with it)")
-    parser.add_argument("--temperature", type=temperature, help="of SEM (default: the run's own)")
+    parser.add_argument("--temperature", type=amount, help="of SEM (default: the run's own)")
     parser.add_argument("--network", default="online", help="online or target (default: online)")
     parser.add_argument("--device", default="auto")
     given = parser.parse(arguments)

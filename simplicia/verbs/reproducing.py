@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from simplicia.errors import Failed, Interrupted, Unfinished, UserError
-from simplicia.options import Parser, positive, target
+from simplicia.options import Parser, amount, positive, target
 from simplicia.show import table
 
 
@@ -39,10 +39,10 @@ def reproduce(arguments: list[str]) -> None:
     place.add_argument("--drop", action="store_true", help="the weights of runs whose cells are measured")
     stop = parser.add_argument_group("in stretches")
     stop.add_argument("--retry", action="store_true", help="also what failed before")
-    stop.add_argument("--minutes", type=_minutes, help="stop before so many have passed; status 75: go on")
+    stop.add_argument("--minutes", type=amount, help="stop before so many have passed; status 75: go on")
     stop.add_argument(
         "--probe-minutes",
-        type=_minutes,
+        type=amount,
         default=3.0,
         help="begin no measurement with less left of --minutes (default: 3)",
     )
@@ -119,13 +119,3 @@ def _seed(word: str) -> int:
     if not word.isdecimal():
         raise argparse.ArgumentTypeError(f"{word!r} is not a whole number from 0 up")
     return int(word)
-
-
-def _minutes(word: str) -> float:
-    try:
-        number = float(word)
-    except ValueError:
-        number = -1
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{word!r} is not a number of minutes")
-    return number

@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from simplicia.errors import UserError
-from simplicia.options import Parser, positive, target, temperature
+from simplicia.options import Parser, amount, positive, target
 from simplicia.show import table
 
 
@@ -36,7 +36,7 @@ def sweep(arguments: list[str]) -> None:
         help="stop trials that are below the median (default: of a search)",
     )
     parser.add_argument(
-        "--downstream-temperatures", nargs="+", type=temperature, metavar="TAU", help="of the selection probe"
+        "--downstream-temperatures", nargs="+", type=amount, metavar="TAU", help="of the selection probe"
     )
     parser.add_argument("--probe-epochs", type=positive, help="of the selection probe (default: 30)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
@@ -92,7 +92,7 @@ def bound(arguments: list[str]) -> None:
     parser.add_argument(
         "--margins", nargs="+", type=float, default=[0.1], metavar="DELTA", help="(default: 0.1)"
     )
-    parser.add_argument("--temperatures", nargs="+", type=temperature, metavar="TAU")
+    parser.add_argument("--temperatures", nargs="+", type=amount, metavar="TAU")
     parser.add_argument("--figure", type=target, metavar="PATH", help="draw theory to PATH.svg or PATH.png")
     parser.add_argument("--json", type=target, metavar="PATH", help="where the numbers go")
     measured = parser.add_argument_group("with RUN")

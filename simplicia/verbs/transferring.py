@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from simplicia.options import Parser, add_settings, measuring, temperature
+from simplicia.options import Parser, add_settings, amount, measuring
 from simplicia.show import table
 
 
@@ -14,7 +14,7 @@ def transfer(arguments: list[str]) -> None:
         "Logistic regression on frozen features, its regulariser chosen on validation images, tested once. "
         "Layer: codes if the run was trained with them, else what it was trained with.",
     )
-    parser.add_argument("--temperature", type=temperature, help="of layer sem (default: the run's own)")
+    parser.add_argument("--temperature", type=amount, help="of layer sem (default: the run's own)")
     given, settings, run = _opened(parser, TransferSettings(), arguments)
     layer = default_layer(run, given["layer"])
     sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
@@ -109,7 +109,7 @@ def robustness(arguments: list[str]) -> None:
         help="quick, cifar, imagenet or logistic (default: cifar or imagenet for these sets, else quick)",
     )
     if kind == "logistic":
-        parser.add_argument("--temperature", type=temperature, help="of layer sem (default: the run's own)")
+        parser.add_argument("--temperature", type=amount, help="of layer sem (default: the run's own)")
     parser.add_argument(
         "--sets",
         nargs="+",

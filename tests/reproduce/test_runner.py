@@ -190,7 +190,7 @@ def test_the_papers_rules_and_others_go_apart(tmp_path):
         ("table1 --only nothing", "no cell of table1 has nothing in its name"),
         ("table1 --seeds -1", "not a whole number from 0 up"),
         ("table1 --minutes 2", "minutes is 2, and no measurement is begun with less than 3"),
-        ("table1 --minutes soon", "not a number of minutes"),
+        ("table1 --minutes soon", "'soon' is not a number from 0 up"),
         ("table1 --device tpu9", "choose auto"),
         ("table1 --epoch 3", "--epochs"),
         ("table1 --list", "'table1' is an experiment to run; --list and --page are for all"),
