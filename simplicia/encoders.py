@@ -20,6 +20,8 @@ _RESNETS: dict[str, dict] = {
     # three narrow stages at a quarter of the image's area: for CPUs, the demo and the tests
     "tiny": {"bottleneck": False, "depths": (1, 1, 1), "width": 32, "stem_stride": 2},
 }
+# what a block gives to the next: for its convolutions and for its shortcut, or once for both
+Forked = tuple[Tensor, Tensor]
 
 
 def names() -> list[str]:
@@ -88,9 +90,13 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(activate(self.bn1, self.conv1(x)))
-        for i in range(self.stages):
-            x = getattr(self, f"layer{i + 1}")(x)
+        for block in self.blocks():
+            x = block(x)
         return x.mean((2, 3))
+
+    def blocks(self) -> list[Any]:
+        """All residual blocks, first to last."""
+        return [block for i in range(self.stages) for block in getattr(self, f"layer{i + 1}")]
 
 
 class _BasicBlock(nn.Module):
@@ -104,9 +110,14 @@ class _BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.downsample = _shortcut(channels, width, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.bn2
+
+    def forward(self, x: Tensor | Forked) -> Tensor | Forked:
+        x, aside = x if isinstance(x, tuple) else (x, x)
         y = activate(self.bn1, self.conv1(x))
-        residual = x if self.downsample is None else self.downsample(x)
+        residual = aside if self.downsample is None else self.downsample(aside)
         return activate(self.bn2, self.conv2(y), residual)
 
 
@@ -123,10 +134,15 @@ class _BottleneckBlock(nn.Module):
         self.bn3 = nn.BatchNorm2d(width * 4)
         self.downsample = _shortcut(channels, width * 4, stride)
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def last_norm(self) -> nn.Module:
+        return self.bn3
+
+    def forward(self, x: Tensor | Forked) -> Tensor | Forked:
+        x, aside = x if isinstance(x, tuple) else (x, x)
         y = activate(self.bn1, self.conv1(x))
         y = activate(self.bn2, self.conv2(y))
-        residual = x if self.downsample is None else self.downsample(x)
+        residual = aside if self.downsample is None else self.downsample(aside)
         return activate(self.bn3, self.conv3(y), residual)
 
 

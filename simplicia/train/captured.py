@@ -19,6 +19,8 @@ from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
 from simplicia.train.step import Step
 
+LARGE = 1 << 22  # weights of a projector that have more numbers are kept in two halves of 16 bits
+
 
 class CapturedStep(Step):
     """A step that is compiled, captured once, and replayed; captured anew when the method's phase changes."""
@@ -33,21 +35,21 @@ class CapturedStep(Step):
         self.target = self.method.target if isinstance(self.method, TargetMethod) else None
         online: Any = self.method.online.encoder
         self.stem: Any = online.conv1 if isinstance(online, ResNet) and online.conv1.is_product else None
-        encoder = {id(p) for p in online.parameters()}
-        slots = self._slots()
-        self.head = self._fuse([slot for key, slot in slots.items() if key not in encoder])
-        self.trunk = self._fuse([slot for key, slot in slots.items() if key in encoder])
+        self.slots = self._slots()
+        self.halves: dict[str, tuple[Tensor, Tensor]] = {}  # large weights, by name
+        self.head: list[Any] = []  # updates of what lies behind the encoder
+        self.trunk: list[Any] = []  # and of the encoder
         self.static_indices = torch.zeros(
             self.data.batch_size, dtype=torch.long, device=self.data.images.device
         )
-        self.augment, self.encode, self.rest = (
-            _compiled(part) for part in (self._augment, self._encode, self._rest)
-        )
+        self.augment, self.rest = _compiled(self._augment), _compiled(self._rest)
         self.main, self.beside = torch.cuda.Stream(priority=-1), torch.cuda.Stream()
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
 
     def __call__(self, step: int) -> Output:
         self.static_indices.copy_(self.prepare(step))
+        if not self.trunk:
+            self._arrange()
         if self.method.phase not in self.graphs:
             self.graphs.clear()  # before the next takes memory
             self.graphs[self.method.phase] = self._capture()
@@ -56,14 +58,27 @@ class CapturedStep(Step):
         graph.replay()
         return output
 
+    def tensors(self) -> dict[str, Tensor]:
+        from simplicia.train.fused import whole
+
+        large = {f"method.{name}": whole(*halves) for name, halves in self.halves.items()}
+        return super().tensors() | large
+
     def refresh(self) -> None:
-        """Write the 16-bit copies anew, after weights were loaded."""
+        """Write the 16-bit copies anew, after weights were loaded: before the first step."""
+        assert not self.halves, "weights are loaded before the first step takes them apart"
         with torch.no_grad():
             for module, copy in self.copies.items():
                 copy.copy_(module.weight)  # type: ignore[arg-type]
-        if self.graphs:
-            self.head.measure_weights()
-            self.trunk.measure_weights()
+
+    def finite(self) -> Tensor:
+        halves = [copy.isfinite().all() for copy, _ in self.halves.values()]
+        others = [
+            p.isfinite().all()
+            for name, p in self.method.named_parameters()
+            if p.requires_grad and name not in self.halves
+        ]
+        return torch.stack(halves + others).all()
 
     def _augment(self, indices: Tensor) -> Tensor:
         """Both views of a batch, one after the other, as the encoders' stem takes them."""
@@ -71,7 +86,7 @@ class CapturedStep(Step):
         views = views.to(torch.bfloat16, memory_format=torch.channels_last)
         return views if self.stem is None else self.stem.patches(views)
 
-    def _encode(self, encoder: nn.Module, images: Tensor) -> Tensor:
+    def encode(self, encoder: nn.Module, images: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
             return encoder(images)
 
@@ -87,9 +102,10 @@ class CapturedStep(Step):
             self.target.encoded = None
         return output
 
-    def _compute(self, update: bool) -> Output:
-        """One step, its work on two streams; without ``update`` only the gradients."""
-        main, beside = torch.cuda.current_stream(), self.beside
+    def _compute(self, update: bool, alone: bool = False) -> Output:
+        """One step, its work on two streams, or ``alone`` on one; without ``update`` only the gradients."""
+        main = torch.cuda.current_stream()
+        beside = main if alone else self.beside
         images = self.augment(self.static_indices)
         followed = None
         if self.target is not None:
@@ -107,9 +123,11 @@ class CapturedStep(Step):
             return output
         beside.wait_stream(main)
         with torch.cuda.stream(beside):
-            self.head.update()
+            for fused in self.head:
+                fused.update()
         encoded.backward(features.grad)
-        self.trunk.update()
+        for fused in self.trunk:
+            fused.update()
         main.wait_stream(beside)
         self.method.after_step()
         self._learn(output)
@@ -127,10 +145,11 @@ class CapturedStep(Step):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):
+            for i in range(3):
                 self._forget_gradients()
-                self._learn(self._compute(update=False))
-            for update in (self.head, self.trunk):
+                # the first on one stream: while it runs, convolutions are timed and chosen
+                self._learn(self._compute(update=False, alone=i == 0))
+            for update in (*self.head, *self.trunk):
                 update.find_gradients()
                 update.rehearse()
             self._forget_gradients()
@@ -142,14 +161,40 @@ class CapturedStep(Step):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.main):
             output = self._compute(update=True)
-        for update in (self.head, self.trunk):
+        for update in (*self.head, *self.trunk):
             update.find_gradients()
             update.measure_weights()
         return graph, output
 
     def _forget_gradients(self) -> None:
-        for slot in (*self.head.slots, *self.trunk.slots):
+        for slot in self.slots.values():
             slot.source.grad = None
+
+    def _arrange(self) -> None:
+        """Once, with the weights to begin with: take large ones apart, gather what is updated together."""
+        from simplicia.train.fused import halve
+
+        lows: dict[int, Tensor] = {}  # by their copy
+        for name, module in self.method.named_modules():
+            if ".projector." not in f"{name}." or not isinstance(module, _Copied):
+                continue
+            weight: Tensor = module.weight  # type: ignore[attr-defined]
+            if weight.numel() >= LARGE:
+                copy = module.copy.detach()
+                lows[id(module.copy)] = halve(weight.detach(), copy)
+                self.halves[f"{name}.weight"] = copy, lows[id(module.copy)]
+                # its shape stays; whoever reads it unasked sees that it is not there
+                weight.data = torch.full((), torch.nan, device=weight.device).expand(weight.shape)
+        for slot in self.slots.values():
+            slot.low, slot.target_low = lows.get(id(slot.source)), lows.get(id(slot.target_copy))
+            if slot.low is not None:
+                slot.weight, slot.target = slot.source.detach(), None  # no longer hold what was taken apart
+        encoder = {id(p) for p in self.method.online.encoder.parameters()}
+        behind = [slot for key, slot in self.slots.items() if key not in encoder]
+        large = [slot for slot in behind if slot.low is not None]
+        rest = [slot for slot in behind if slot.low is None]
+        self.head = [self._fuse(slots) for slots in (large, rest) if slots]
+        self.trunk = [self._fuse([slot for key, slot in self.slots.items() if key in encoder])]
 
     def _slots(self) -> dict[int, Any]:
         """What moves with each weight, by the weight's id."""
@@ -230,7 +275,13 @@ class _CopiedConv2d(_Copied, nn.Conv2d):
 
 class _CopiedLinear(_Copied, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.copy, self.bias) if self.training else super().forward(x)
+        if not self.training:
+            return super().forward(x)
+        if self.bias is None or self.weight.numel() < LARGE:
+            return F.linear(x, self.copy, self.bias)
+        # in a pass of its own, and in 32 bits, so that no compiler joins it: given a bias, cuBLAS chooses
+        # another way to compute a product with so many inputs, which takes a quarter longer
+        return (F.linear(x, self.copy) + self.bias).to(x.dtype)
 
 
 class _CopiedBlockLinear(_Copied, BlockLinear):

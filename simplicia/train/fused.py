@@ -2,6 +2,10 @@
 
 The arithmetic is that of ``optim.LARS`` and ``TargetMethod.after_step``. One pass reads weight, gradient,
 momentum and target and writes weight, momentum, target and the 16-bit copies that the next forward uses.
+
+A large weight can be kept in two halves (``halve``): its 16-bit copy, and the 16 bits that the copy lacks.
+Together they are the 32-bit weight, to the last bit, and the copy is no longer written beside it: a seventh
+less to move, and a third less to hold.
 """
 
 from dataclasses import dataclass
@@ -16,13 +20,24 @@ from simplicia.errors import UserError
 
 CHUNK = 16384  # of one tensor, what a program takes at a time
 BLOCK = 2048  # of a chunk, what is in flight at once
+# Of weights in halves: few programs, which load ahead what they will need, move as much as many that do not,
+# and leave the other multiprocessors to what runs beside them.
+LARGE_CHUNK = 1 << 18
+AHEAD = 4  # blocks
+
+
+def _programs() -> int:
+    """Half of the multiprocessors."""
+    if not torch.cuda.is_available():
+        return 3
+    return torch.cuda.get_device_properties().multi_processor_count // 2
 
 
 @dataclass
 class Slot:
     """A weight and what goes with it. All tensors of a slot have the same shape and memory layout."""
 
-    weight: Tensor  # float32
+    weight: Tensor  # float32; where ``low`` is given only its shape counts
     source: Tensor  # the tensor whose .grad is this weight's: itself, or its 16-bit copy
     velocity: Tensor
     decay: float
@@ -30,10 +45,15 @@ class Slot:
     target: Tensor | None = None  # float32
     target_copy: Tensor | None = None  # bfloat16, of the target
     rate: Tensor | None = None  # 0-d: multiplies the update
+    low: Tensor | None = None  # int16, with the copy in ``source`` the whole weight
+    target_low: Tensor | None = None  # the same of the target
 
 
 class FusedUpdate:
-    """``update()`` moves every slot. Addresses come from tables: gradients may be a captured graph's."""
+    """``update()`` moves every slot. Addresses come from tables: gradients may be a captured graph's.
+
+    Either all slots are in halves, or none is.
+    """
 
     def __init__(self, slots: list[Slot], lr: Tensor, momentum: float, eta: float, ema: Tensor | None):
         device = lr.device
@@ -41,7 +61,10 @@ class FusedUpdate:
         self.one = torch.ones((), device=device)
         self.ema = self.one if ema is None else ema
         sizes = torch.tensor([slot.weight.numel() for slot in slots])
-        chunks = (sizes + CHUNK - 1) // CHUNK
+        halves = slots[0].low is not None
+        assert all((slot.low is not None) == halves for slot in slots)
+        chunk = LARGE_CHUNK if halves else CHUNK
+        chunks = (sizes + chunk - 1) // chunk
         first = torch.cat([torch.zeros(1, dtype=torch.long), chunks.cumsum(0)])
         owner = torch.repeat_interleave(torch.arange(len(slots)), chunks)
         self.owner = owner.to(device, torch.int32)
@@ -52,16 +75,19 @@ class FusedUpdate:
         self.trusted = torch.tensor([float(slot.trust) for slot in slots], device=device)
         self.squares = torch.zeros(2, len(owner), device=device)  # per chunk, of weights and of gradients
         self.ratio = torch.ones(len(slots), device=device)
-        self.pointers = torch.zeros(7, len(slots), dtype=torch.int64, device=device)
+        self.pointers = torch.zeros(9, len(slots), dtype=torch.int64, device=device)
         self.half_grad = torch.zeros(len(slots), dtype=torch.int32, device=device)
         # sixteen bytes at a time, eight numbers of 16 bits, need sizes (and addresses, which the allocator
         # gives) that allow it
         self.options = {
-            "CHUNK": CHUNK,
+            "CHUNK": chunk,
             "BLOCK": BLOCK,
             "ALIGNED": bool((sizes % 8 == 0).all()),
-            "num_warps": 4,
+            "HALVES": halves,
+            "AHEAD": AHEAD if halves else 1,
+            "num_warps": 8 if halves else 4,
         }
+        self.programs = min(_programs(), len(owner)) if halves else len(owner)
         self.half_velocity = slots[0].velocity.dtype == torch.bfloat16
 
     def find_gradients(self) -> None:
@@ -76,10 +102,11 @@ class FusedUpdate:
             if grad is None:
                 shape = tuple(slot.weight.shape)
                 raise UserError(f"a weight of shape {shape} gets no gradient, which --engine eager allows")
-            assert grad.stride() == slot.weight.stride(), "a gradient lies otherwise"
+            assert grad.stride() == slot.velocity.stride(), "a gradient lies otherwise"
             copy = slot.source if slot.source.dtype == torch.bfloat16 else None
             rate = self.one if slot.rate is None else slot.rate
-            tensors = slot.weight, grad, slot.velocity, slot.target, copy, slot.target_copy, rate
+            followed = slot.target, copy, slot.target_copy
+            tensors = slot.weight, grad, slot.velocity, *followed, rate, slot.low, slot.target_low
             rows.append([address(t) for t in tensors])
             half.append(int(grad.dtype == torch.bfloat16))
         self.pointers.copy_(torch.tensor(rows).T)
@@ -87,7 +114,7 @@ class FusedUpdate:
 
     def measure_weights(self) -> None:
         """Take the weights' norms, which each update then keeps up to date."""
-        self._launch(_square, self.squares, WEIGHTS=True)
+        self._launch(_square, len(self.owner), self.squares, WEIGHTS=True)
 
     def rehearse(self) -> None:
         """Compile the kernels by an update that changes nothing."""
@@ -102,18 +129,52 @@ class FusedUpdate:
     def update(self) -> None:
         """One step of all weights, momenta, targets and copies."""
         count, chunks = len(self.slots), len(self.owner)
-        self._launch(_square, self.squares, WEIGHTS=False)
+        self._launch(_square, chunks, self.squares, WEIGHTS=False)
         of_slots = self.first, self.decay, self.trusted
         _trust[(count,)](
             self.squares, *of_slots, self.lr, self.ratio, self.eta, chunks, BLOCK=4096, num_warps=16
         )
         changing = self.ratio, self.decay, self.lr, self.ema, self.squares, self.momentum
-        self._launch(_move, *changing, HALF_VELOCITY=self.half_velocity)
+        self._launch(_move, self.programs, *changing, HALF_VELOCITY=self.half_velocity)
 
-    def _launch(self, kernel: Any, *arguments: Any, **more: Any) -> None:
+    def _launch(self, kernel: Any, programs: int, *arguments: Any, **more: Any) -> None:
         tables = self.pointers, self.half_grad, self.owner, self.place, self.size
         sizes = len(self.slots), len(self.owner)
-        kernel[(len(self.owner),)](*tables, *arguments, *sizes, **more, **self.options)
+        kernel[(programs,)](*tables, *arguments, *sizes, **more, **self.options)
+
+
+def halve(weight: Tensor, copy: Tensor) -> Tensor:
+    """Write a weight's upper half, rounded, to its 16-bit copy; returns what the copy lacks, as int16."""
+    low = torch.empty(weight.shape, dtype=torch.int16, device=weight.device)
+    parts = weight.view(torch.int32), copy.view(torch.int16), low
+    for bits, upper, lower in zip(*(part.view(-1).split(1 << 24) for part in parts), strict=True):
+        high = (bits + 0x8000) >> 16
+        upper.copy_(high)
+        lower.copy_(bits - (high << 16))
+    return low
+
+
+def whole(copy: Tensor, low: Tensor) -> Tensor:
+    """The weight of two halves, in the host's memory."""
+    weight = torch.empty(copy.shape)
+    parts = weight.view(torch.int32), copy.view(torch.int16), low
+    for bits, upper, lower in zip(*(part.view(-1).split(1 << 24) for part in parts), strict=True):
+        bits.copy_((upper.int() << 16) + lower)
+    return weight
+
+
+@triton.jit
+def _join(high, low):
+    """What ``whole`` does."""
+    return ((high.to(tl.int32) << 16) + low.to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _part(value):
+    """What ``halve`` does."""
+    bits = value.to(tl.int32, bitcast=True)
+    high = (bits + 0x8000) >> 16
+    return high.to(tl.int16), (bits - (high << 16)).to(tl.int16)
 
 
 @triton.jit
@@ -146,8 +207,10 @@ def _end(address, start, end, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _gradient(address, half, offsets, inside, ALIGNED: tl.constexpr):
-    if half == 1:
+def _gradient(address, half, offsets, inside, ALIGNED: tl.constexpr, HALVES: tl.constexpr):
+    if HALVES:  # noqa: SIM114 -- always of 16 bits; without a branch it can be loaded ahead
+        g = tl.load(_at(address, tl.bfloat16, ALIGNED) + offsets, mask=inside, other=0.0).to(tl.float32)
+    elif half == 1:
         g = tl.load(_at(address, tl.bfloat16, ALIGNED) + offsets, mask=inside, other=0.0).to(tl.float32)
     else:
         g = tl.load(_at(address, tl.float32, ALIGNED) + offsets, mask=inside, other=0.0)
@@ -168,17 +231,27 @@ def _square(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr,
+    HALVES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
     total = tl.zeros([BLOCK], tl.float32)
-    if WEIGHTS:
+    if WEIGHTS and HALVES:
+        address, half, row = tl.load(pointers + 4 * COUNT + slot), 0, chunk
+    elif WEIGHTS:
         address, half, row = tl.load(pointers + slot), 0, chunk
     else:
         address, half, row = tl.load(pointers + COUNT + slot), tl.load(half_grad + slot), chunk + CHUNKS
-    for at in range(start, end, BLOCK):
+    low = _at(tl.load(pointers + 7 * COUNT + slot), tl.int16, ALIGNED)
+    for at in tl.range(start, end, BLOCK, num_stages=AHEAD):
         offsets = at + tl.arange(0, BLOCK)
-        x = _gradient(address, half, offsets, offsets < end, ALIGNED)
+        inside = offsets < end
+        if WEIGHTS and HALVES:
+            upper = tl.load(_at(address, tl.int16, ALIGNED) + offsets, mask=inside, other=0)
+            x = _join(upper, tl.load(low + offsets, mask=inside, other=0))
+        else:
+            x = _gradient(address, half, offsets, inside, ALIGNED, HALVES)
         total += x * x
     tl.store(squares + row, tl.sum(total))
 
@@ -219,43 +292,65 @@ def _move(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGNED: tl.constexpr,
+    HALVES: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     rate, follow = tl.load(lr), 1 - tl.load(ema)
     velocity_kind: tl.constexpr = tl.bfloat16 if HALF_VELOCITY else tl.float32
-    chunk = tl.program_id(0)
-    slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
-    weight = _at(tl.load(pointers + slot), tl.float32, ALIGNED)
-    grad, half = tl.load(pointers + COUNT + slot), tl.load(half_grad + slot)
-    velocity = _at(tl.load(pointers + 2 * COUNT + slot), velocity_kind, ALIGNED)
-    target_address = tl.load(pointers + 3 * COUNT + slot)
-    copy_address = tl.load(pointers + 4 * COUNT + slot)
-    target_copy_address = tl.load(pointers + 5 * COUNT + slot)
-    copy_end = _end(copy_address, start, end, ALIGNED)
-    target_end = _end(target_address, start, end, ALIGNED)
-    target_copy_end = _end(target_copy_address, start, end, ALIGNED)
-    target = _at(target_address, tl.float32, ALIGNED)
-    copy = _at(copy_address, tl.bfloat16, ALIGNED)
-    target_copy = _at(target_copy_address, tl.bfloat16, ALIGNED)
-    share = tl.load(ratio + slot) * tl.load(
-        tl.load(pointers + 6 * COUNT + slot).to(tl.pointer_type(tl.float32))
-    )
-    shrink = tl.load(decay + slot)
-    total = tl.zeros([BLOCK], tl.float32)
-    for at in range(start, end, BLOCK):
-        offsets = at + tl.arange(0, BLOCK)
-        inside = offsets < end
-        followed = offsets < target_end
-        p = tl.load(weight + offsets, mask=inside, other=0.0)  # all loads first: they wait together
-        v = tl.load(velocity + offsets, mask=inside, other=0.0).to(tl.float32)
-        t = tl.load(target + offsets, mask=followed, other=0.0)
-        g = _gradient(grad, half, offsets, inside, ALIGNED)
-        v = momentum * v + share * (g + shrink * p)
-        p = p - rate * v
-        t = t + follow * (p - t)
-        total += tl.where(inside, p * p, 0.0)
-        tl.store(velocity + offsets, v.to(velocity_kind), mask=inside)
-        tl.store(weight + offsets, p, mask=inside)
-        tl.store(copy + offsets, p.to(tl.bfloat16), mask=offsets < copy_end)
-        tl.store(target + offsets, t, mask=followed)
-        tl.store(target_copy + offsets, t.to(tl.bfloat16), mask=offsets < target_copy_end)
-    tl.store(squares + chunk, tl.sum(total))
+    copy_kind: tl.constexpr = tl.int16 if HALVES else tl.bfloat16
+    for chunk in range(tl.program_id(0), CHUNKS, tl.num_programs(0)):
+        slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
+        weight = _at(tl.load(pointers + slot), tl.float32, ALIGNED)
+        grad, half = tl.load(pointers + COUNT + slot), tl.load(half_grad + slot)
+        velocity = _at(tl.load(pointers + 2 * COUNT + slot), velocity_kind, ALIGNED)
+        target_address = tl.load(pointers + 3 * COUNT + slot)
+        copy_address = tl.load(pointers + 4 * COUNT + slot)
+        target_copy_address = tl.load(pointers + 5 * COUNT + slot)
+        copy_end = _end(copy_address, start, end, ALIGNED)
+        target_end = _end(target_address, start, end, ALIGNED)
+        target_copy_end = _end(target_copy_address, start, end, ALIGNED)
+        target = _at(target_address, tl.float32, ALIGNED)
+        copy = _at(copy_address, copy_kind, ALIGNED)
+        target_copy = _at(target_copy_address, copy_kind, ALIGNED)
+        low = _at(tl.load(pointers + 7 * COUNT + slot), tl.int16, ALIGNED)
+        target_low = _at(tl.load(pointers + 8 * COUNT + slot), tl.int16, ALIGNED)
+        share = tl.load(ratio + slot) * tl.load(
+            tl.load(pointers + 6 * COUNT + slot).to(tl.pointer_type(tl.float32))
+        )
+        shrink = tl.load(decay + slot)
+        total = tl.zeros([BLOCK], tl.float32)
+        for at in tl.range(start, end, BLOCK, num_stages=AHEAD):
+            offsets = at + tl.arange(0, BLOCK)
+            inside = offsets < end
+            followed = offsets < (target_copy_end if HALVES else target_end)
+            # all loads first: they wait together
+            if HALVES:
+                upper = tl.load(copy + offsets, mask=inside, other=0)
+                lower = tl.load(low + offsets, mask=inside, other=0)
+                target_upper = tl.load(target_copy + offsets, mask=followed, other=0)
+                target_lower = tl.load(target_low + offsets, mask=followed, other=0)
+            else:
+                p = tl.load(weight + offsets, mask=inside, other=0.0)
+                t = tl.load(target + offsets, mask=followed, other=0.0)
+            v = tl.load(velocity + offsets, mask=inside, other=0.0).to(tl.float32)
+            g = _gradient(grad, half, offsets, inside, ALIGNED, HALVES)
+            if HALVES:
+                p, t = _join(upper, lower), _join(target_upper, target_lower)
+            v = momentum * v + share * (g + shrink * p)
+            p = p - rate * v
+            t = t + follow * (p - t)
+            total += tl.where(inside, p * p, 0.0)
+            tl.store(velocity + offsets, v.to(velocity_kind), mask=inside)
+            if HALVES:
+                upper, lower = _part(p)
+                target_upper, target_lower = _part(t)
+                tl.store(copy + offsets, upper, mask=inside)
+                tl.store(low + offsets, lower, mask=inside)
+                tl.store(target_copy + offsets, target_upper, mask=followed)
+                tl.store(target_low + offsets, target_lower, mask=followed)
+            else:
+                tl.store(weight + offsets, p, mask=inside)
+                tl.store(copy + offsets, p.to(tl.bfloat16), mask=offsets < copy_end)
+                tl.store(target + offsets, t, mask=followed)
+                tl.store(target_copy + offsets, t.to(tl.bfloat16), mask=offsets < target_copy_end)
+        tl.store(squares + chunk, tl.sum(total))

@@ -242,8 +242,7 @@ class Training:
         return bool(self.fabric.all_reduce(torch.tensor(float(stop)), reduce_op="sum").item())
 
     def _stop_if_diverged(self, loss: float) -> None:
-        finite = torch.stack([p.isfinite().all() for p in self.method.parameters() if p.requires_grad]).all()
-        if math.isfinite(loss) and finite.item():
+        if math.isfinite(loss) and self.step.finite().item():
             return
         self.writer.wait()
         newest = checkpoint.latest(self.folder / "checkpoint")

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor, nn
 
+from simplicia.encoders import ResNet
 from simplicia.layers import ByView1d, ByView2d, normalise_by_view
 from simplicia.methods.base import Branch, Network
 from simplicia.sem import SimplicialEmbedding, Temperature
@@ -28,7 +29,7 @@ from simplicia.train import norm_kernels as kernels
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the same kernels on a CPU, slowly
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TILE = 4096  # elements a program has in hand at once
-AT_ONCE = 16  # parts of a sum that are read at once: with more, every program takes more registers
+AT_ONCE = 32  # parts of a sum that are read at once: with more, every program takes more registers
 BLOCK = 64  # channels of a map that a program takes, at most
 PROGRAMS = 264  # of a sum over a map: two for each multiprocessor of an H100 or H200
 
@@ -48,6 +49,9 @@ def fuse(module: nn.Module) -> None:
             arrived = torch.zeros(blocks, dtype=torch.int32, device=part.weight.device)
             part.register_buffer("arrived", arrived, persistent=False)
     for part in module.modules():
+        if isinstance(part, ResNet):
+            for block in part.blocks()[:-1]:
+                block.last_norm.forks = True
         if type(part) is nn.Sequential:
             for norm, after in pairwise(part):
                 if isinstance(norm, _Fused) and type(after) is nn.ReLU:
@@ -62,6 +66,7 @@ class _Fused:
     """BatchNorm by view with ReLU and residual in the same pass; plain where the kernels do not fit."""
 
     relu = False  # True where the ReLU that followed was taken in
+    forks = False  # True where the output goes two ways: it is given twice
 
     def forward(self: Any, x: Tensor) -> Tensor:
         if self.relu:
@@ -75,7 +80,9 @@ class _Fused:
         if not (self.training and fits(x, residual)):
             y = super().forward(x)  # type: ignore[misc]
             return F.relu(y if residual is None else y + residual)
-        return normalise(x, self.weight, self.bias, self.statistics(x), self.arrived, residual, True)
+        given = x, self.weight, self.bias, self.statistics(x), self.arrived, residual
+        twice = self.forks and residual is not None and not torch.compiler.is_compiling()
+        return _Fork.apply(*given) if twice else normalise(*given, True)
 
     def statistics(self: Any, x: Tensor) -> Tensor:
         """The table that ``normalise`` takes; moves the running statistics."""
@@ -164,8 +171,9 @@ def view_statistics(
         return statistics
     tile, parts, chunk = _map_parts(rows, channels, views)
     partial = x.new_empty(views, 2, parts, channels, dtype=torch.float32)
+    kind = {"VIEWS": views, "C": channels, "P": AT_ONCE}
     kernels.sums[parts, triton.cdiv(channels, tile["B"]), views](
-        x, partial, arrived, *running, chunk, VIEWS=views, C=channels, P=AT_ONCE, **tile
+        x, partial, arrived, *running, chunk, **kind, **tile
     )
     return statistics
 
@@ -194,11 +202,20 @@ def normalise(
 
 @torch.library.custom_op("simplicia::normalise_backward", mutates_args=())
 def normalise_backward(
-    grad: Tensor, x: Tensor, y: Tensor | None, statistics: Tensor, arrived: Tensor, relu: bool
+    grad: Tensor,
+    aside: Tensor | None,
+    x: Tensor,
+    y: Tensor | None,
+    statistics: Tensor,
+    arrived: Tensor,
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, weight, bias and residual; ``y`` is given where a residual was added."""
+    """Gradients of x, weight, bias and residual; ``y`` is given where a residual was added.
+
+    ``aside`` is a second gradient of an output that was given twice (with a residual only).
+    """
     views, channels = statistics.shape[1:]
-    rows, dx = _rows(views, x, grad, y), torch.empty_like(x)
+    rows, dx = _rows(views, x, grad, aside, y), torch.empty_like(x)
     weights = statistics.new_empty(channels), statistics.new_empty(channels)  # of weight and bias
     dresidual = torch.empty_like(x) if y is not None else x.new_empty(0)
     kind = {"RELU": relu, "C": channels}
@@ -214,11 +231,12 @@ def normalise_backward(
     tile, parts, chunk = _map_parts(rows, channels, views)
     partial = statistics.new_empty(views, 2, parts, channels)
     blocks = triton.cdiv(channels, tile["B"])
-    given = grad, x, x if y is None else y
+    given = grad, grad if aside is None else aside, x, x if y is None else y
     factors = torch.empty_like(statistics[:3])
     settled = partial, arrived, factors, *weights
+    sums = {"VIEWS": views, "FORKED": aside is not None, "P": AT_ONCE}
     kernels.gradient_sums[parts, blocks, views](
-        *given, statistics, *settled, dresidual, rows, chunk, VIEWS=views, P=AT_ONCE, **kind, **tile
+        *given, statistics, *settled, dresidual, rows, chunk, **sums, **kind, **tile
     )
     grid = triton.cdiv(rows, tile["R"]), blocks, views
     masked = grad if y is None else dresidual
@@ -285,7 +303,7 @@ def _(x, weight, bias, statistics, arrived, residual, relu):
 
 
 @normalise_backward.register_fake
-def _(grad, x, y, statistics, arrived, relu):
+def _(grad, aside, x, y, statistics, arrived, relu):
     weights = statistics.new_empty(x.shape[1]), statistics.new_empty(x.shape[1])
     return torch.empty_like(x), *weights, x.new_empty(0) if y is None else torch.empty_like(x)
 
@@ -308,7 +326,7 @@ def _keep_normalise(ctx: Any, inputs: tuple, output: Tensor) -> None:
 def _normalise_gradients(ctx: Any, grad: Tensor) -> tuple:
     x, y, *_ = ctx.saved_tensors
     grad = grad.contiguous(memory_format=_layout(x))
-    dx, dweight, dbias, dresidual = normalise_backward(grad, *ctx.saved_tensors, ctx.relu)
+    dx, dweight, dbias, dresidual = normalise_backward(grad, None, *ctx.saved_tensors, ctx.relu)
     return dx, dweight, dbias, None, None, None if y is None else dresidual, None
 
 
@@ -321,6 +339,24 @@ def _keep_simplicial(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> 
 def _simplicial_gradients(ctx: Any, grad: Tensor, _: Any) -> tuple:
     given = grad.contiguous(), *ctx.saved_tensors, ctx.scale, ctx.vertices
     return *batch_simplicial_backward(*given), None, None, None, None
+
+
+class _Fork(torch.autograd.Function):
+    """``normalise`` with residual and ReLU, given twice: gradients of both are added where they are read."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        x, _, _, statistics, arrived, _ = given
+        y = normalise(*given, True)
+        ctx.save_for_backward(x, y, statistics, arrived)
+        return y, y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, *_ = ctx.saved_tensors
+        grads = tuple(grad.contiguous(memory_format=_layout(x)) for grad in grads)
+        dx, dweight, dbias, dresidual = normalise_backward(*grads, *ctx.saved_tensors, True)
+        return dx, dweight, dbias, None, None, dresidual
 
 
 normalise.register_autograd(_normalise_gradients, setup_context=_keep_normalise)
@@ -366,8 +402,8 @@ def _column_tile(rows: int, channels: int) -> dict[str, int]:
 
 def _simplex_tile(vertices: int) -> dict[str, int]:
     pad = triton.next_power_of_2(vertices)
-    block = max(64, pad)
-    return {"R": max(1, TILE // block), "B": block, "PAD": pad, "num_warps": 8}
+    block = max(128, pad)
+    return {"R": max(1, TILE // 2 // block), "B": block, "PAD": pad, "num_warps": 4}
 
 
 def _per_row(inverse: Tensor | None) -> int:

@@ -236,6 +236,7 @@ def _factors(s, q, scale, mean, rstd, ROWS):
 @triton.jit
 def gradient_sums(
     grad,
+    aside,
     x,
     y,
     statistics,
@@ -251,6 +252,7 @@ def gradient_sums(
     RELU: tl.constexpr,
     C: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    FORKED: tl.constexpr,
     R: tl.constexpr,
     B: tl.constexpr,
     P: tl.constexpr,
@@ -268,6 +270,8 @@ def gradient_sums(
         at, there = _place(view, row, ROWS, end, columns, inside, C, R)
         value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
         g = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
+        if FORKED:
+            g += tl.load(aside + at, mask=there, other=0.0).to(tl.float32)
         if RESIDUAL:
             g = tl.where(tl.load(y + at, mask=there, other=0.0).to(tl.float32) > 0, g, 0.0)
             tl.store(dresidual + at, g.to(dresidual.dtype.element_ty), mask=there)

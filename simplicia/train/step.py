@@ -78,6 +78,10 @@ class Step:
             self.probe.load(tensors)
         self.refresh()
 
+    def finite(self) -> Tensor:
+        """Whether all weights are numbers; on the device."""
+        return torch.stack([p.isfinite().all() for p in self.method.parameters() if p.requires_grad]).all()
+
     def refresh(self) -> None:
         """Bring what was derived from the weights up to date, after they were loaded."""
 

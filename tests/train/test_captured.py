@@ -12,7 +12,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.views import normalise
 from simplicia.layers import normalise_by_view
 from simplicia.methods.base import Network
-from simplicia.train import devices, recipes
+from simplicia.train import captured, devices, recipes
 from simplicia.train.captured import CapturedStep, _CopiedConv2d
 from simplicia.train.fit import fit
 from simplicia.train.loop import Training
@@ -23,6 +23,12 @@ EXTRA = {
     "moco": {"queue": 512},
     "swav": {"queue": 512, "queue_start": 1, "frozen_epochs": 0, "prototypes": 512},
 }
+
+
+@pytest.fixture(autouse=True)
+def projectors_in_halves(monkeypatch):
+    """As at the paper's size, of weights that are small here."""
+    monkeypatch.setattr(captured, "LARGE", 1)
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -16,13 +16,13 @@ from simplicia.train import fused
 from simplicia.train.optim import LARS
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-fused.CHUNK, fused.BLOCK = 64, 32
+fused.CHUNK, fused.LARGE_CHUNK, fused.BLOCK = 64, 128, 32
 torch.manual_seed(0)
 
 def one_bit(half, whole):  # the interpreter cuts where a GPU rounds
     torch.testing.assert_close(half.float(), whole, rtol=2**-7, atol=1e-6)
 
-def compare(shapes, kept):
+def compare(shapes, kept, halves=False):
     lr, ema = torch.tensor(0.3, device=device), torch.tensor(0.97, device=device)
     rate = torch.ones((), device=device)
     slots, groups, plain, targets = [], [], [], []
@@ -38,6 +38,13 @@ def compare(shapes, kept):
         groups.append({"params": [twin], "weight_decay": 0.01, "trust": trust, "rate": own})
         plain.append(twin)
         targets.append(None if target is None else target.clone())
+        if halves:
+            slot = slots[-1]
+            slot.low = fused.halve(slot.weight, slot.source.detach())
+            assert torch.equal(fused.whole(slot.source.detach(), slot.low), slot.weight.cpu())
+            if followed:
+                slot.target_low = fused.halve(slot.target, slot.target_copy)
+            one_bit(slot.source.detach(), slot.weight)
     optimizer = LARS(groups, lr, dtype=kept)
     update = fused.FusedUpdate(slots, lr, 0.9, 0.02, ema)
     close = {} if kept == torch.float32 else {"rtol": 0.02, "atol": 2e-3}
@@ -52,6 +59,10 @@ def compare(shapes, kept):
         update.update()
         optimizer.step()
         for slot, twin, target in zip(slots, plain, targets):
+            if halves:
+                slot.weight = fused.whole(slot.source.detach(), slot.low).to(device)
+                if target is not None:
+                    slot.target = fused.whole(slot.target_copy, slot.target_low).to(device)
             if target is not None:
                 target.lerp_(twin.detach(), 1 - ema)
                 torch.testing.assert_close(slot.target, target, **close)
@@ -70,6 +81,9 @@ for shapes in (
     for kept in (torch.float32, torch.bfloat16):
         if device == "cuda" or kept == torch.float32 or len(shapes) == 3:  # the interpreter is slow
             compare(shapes, kept)
+large = [((16, 48), True, True, True), ((5, 8), True, False, True), ((4, 16), True, True, False)]
+compare(large, torch.float32, halves=True)
+compare(large, torch.bfloat16, halves=True)
 print("equal")
 """
 
@@ -80,7 +94,8 @@ def test_the_fused_update_is_the_optimiser_and_the_moving_average():
     assert done.stdout.strip() == "equal", done.stderr[-2000:]
 
 
-def test_the_update_reads_and_writes_sixteen_bytes_at_a_time():
+@pytest.mark.parametrize("halves", [False, True])
+def test_the_update_reads_and_writes_sixteen_bytes_at_a_time(halves):
     """Compiled for an H200, which takes none; a hint in the wrong place leaves words of four bytes."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -90,10 +105,12 @@ def test_the_update_reads_and_writes_sixteen_bytes_at_a_time():
     numbers = dict.fromkeys(("ratio", "decay", "lr", "ema", "squares"), "*fp32")
     kinds = {"pointers": "*i64", "half_grad": "*i32", "owner": "*i32", "place": "*i32", "size": "*i64"}
     sizes = {"momentum": "fp32", "COUNT": "i32", "CHUNKS": "i32"}
-    fixed = {"HALF_VELOCITY": False, "CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK, "ALIGNED": True}
+    fixed = {"HALF_VELOCITY": False, "HALVES": halves, "AHEAD": fused.AHEAD if halves else 1}
+    fixed |= {"ALIGNED": True, "CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
     signature = kinds | numbers | sizes | dict.fromkeys(fixed, "constexpr")
     source = ASTSource(fn=fused._move, signature=signature, constexprs=fixed)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    accesses = re.findall(r"(?:ld|st)\.global\S*", compiled.asm["ptx"])
-    wide = [access for access in accesses if ".v4." in access]
+    accesses = re.findall(r"(?:ld|st)\.global\S*|cp\.async\.c\S*", compiled.asm["ptx"])
+    wide = [access for access in accesses if ".v4." in access or ".cg." in access]  # of L2 always sixteen
+    assert halves == any("cp.async" in access for access in accesses)
     assert len(wide) > 20 and not any(".b16" in access for access in accesses)

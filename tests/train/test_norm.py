@@ -242,9 +242,22 @@ def test_the_last_program_reads_what_the_others_have_stored(name):
     from simplicia.train import norm, norm_kernels
 
     kernel = getattr(norm_kernels, name)
-    sizes = {"C": 128, "R": 64, "B": 64, "P": norm.AT_ONCE, "VIEWS": 2, "RELU": True, "RESIDUAL": False}
+    sizes = {
+        "C": 128,
+        "R": 64,
+        "B": 64,
+        "P": norm.AT_ONCE,
+        "VIEWS": 2,
+        "RELU": True,
+        "RESIDUAL": False,
+        "FORKED": False,
+        "DOWN": True,
+    }
     fixed = {key: sizes[key] for key in kernel.arg_names if key in sizes}
-    kinds = dict.fromkeys(("x", "y", "grad", "dresidual"), "*bf16") | {"arrived": "*i32", "batches": "*i64"}
+    kinds = dict.fromkeys(("x", "y", "grad", "aside", "dresidual"), "*bf16") | {
+        "arrived": "*i32",
+        "batches": "*i64",
+    }
     kinds |= {"ROWS": "i32", "CHUNK": "i32", "eps": "fp32", "momentum": "fp32"}
     kinds |= dict.fromkeys(fixed, "constexpr")
     signature = {key: kinds.get(key, "*fp32") for key in kernel.arg_names}
@@ -270,8 +283,9 @@ def test_other_layouts_take_the_plain_way():
 
 
 @kernels
-def test_a_method_trains_as_with_plain_layers(monkeypatch):
-    """Heads, residuals, shortcuts and simplices, joined and compiled as one graph."""
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_method_trains_as_with_plain_layers(monkeypatch, compiled):
+    """Heads, residuals, shortcuts, simplices, joined; as one compiled graph, or not, with forked outputs."""
     from simplicia.train.norm import fuse
 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its 10 bits would hide what is compared
@@ -292,8 +306,15 @@ def test_a_method_trains_as_with_plain_layers(monkeypatch):
         used.update(str(node.target) for node in graph.graph.nodes if "simplicia" in str(node.target))
         return lookup_backend("aot_eager")(graph, inputs)
 
-    one, two = plain(views), torch.compile(fast, fullgraph=True, backend=backend)(views)
-    assert {name.split(".")[1] for name in used} == {"view_statistics", "normalise", "batch_simplicial"}
+    forked = []
+    for block in fast.online.encoder.blocks():
+        block.register_forward_hook(lambda block, x, y: forked.append(isinstance(y, tuple)))
+    if compiled:
+        one, two = plain(views), torch.compile(fast, fullgraph=True, backend=backend)(views)
+        assert {name.split(".")[1] for name in used} == {"view_statistics", "normalise", "batch_simplicial"}
+    else:
+        one, two = plain(views), fast(views)
+        assert forked == [True, True, False]
     torch.testing.assert_close(one.loss, two.loss, rtol=1e-4, atol=1e-5)
     assert one.offset == 0 and two.offset == fast.online.offset
     whole = tuple(part + two.offset for part in two.embeddings)
