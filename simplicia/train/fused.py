@@ -22,15 +22,15 @@ CHUNK = 16384  # of one tensor, what a program takes at a time
 BLOCK = 2048  # of a chunk, what is in flight at once
 # Of weights in halves: few programs, which load ahead what they will need, move as much as many that do not,
 # and leave the other multiprocessors to what runs beside them.
-LARGE_CHUNK = 1 << 18
-AHEAD = 4  # blocks
+LARGE_CHUNK, LARGE_BLOCK = 1 << 18, 4096
+AHEAD = 3  # blocks
 
 
 def _programs() -> int:
-    """Half of the multiprocessors."""
+    """Three of eight multiprocessors."""
     if not torch.cuda.is_available():
         return 3
-    return torch.cuda.get_device_properties().multi_processor_count // 2
+    return torch.cuda.get_device_properties().multi_processor_count * 3 // 8
 
 
 @dataclass
@@ -81,7 +81,7 @@ class FusedUpdate:
         # gives) that allow it
         self.options = {
             "CHUNK": chunk,
-            "BLOCK": BLOCK,
+            "BLOCK": LARGE_BLOCK if halves else BLOCK,
             "ALIGNED": bool((sizes % 8 == 0).all()),
             "HALVES": halves,
             "AHEAD": AHEAD if halves else 1,

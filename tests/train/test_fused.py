@@ -16,7 +16,7 @@ from simplicia.train import fused
 from simplicia.train.optim import LARS
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-fused.CHUNK, fused.LARGE_CHUNK, fused.BLOCK = 64, 128, 32
+fused.CHUNK, fused.BLOCK, fused.LARGE_CHUNK, fused.LARGE_BLOCK = 64, 32, 128, 32
 torch.manual_seed(0)
 
 def one_bit(half, whole):  # the interpreter cuts where a GPU rounds
