@@ -149,14 +149,19 @@ def test_only_some_cells():
 
 
 def test_budgets_come_from_measured_times():
-    rows = json.loads((RESULTS / "bench/step-second.json").read_text())
-    stored = {row["recipe"]: row["ms_per_step"] for row in rows if not row["changes"]}
+    rows = json.loads((RESULTS / "bench/step.json").read_text())
+    stored: dict[str, float] = {}
+    for row in rows:
+        if row["engine"] == "CapturedStep" and not row["changes"]:
+            stored.setdefault(
+                row["recipe"], round(row["ms_per_step"], 3)
+            )  # the first is alone in its process
     assert stored == MEASURED and {row["device"] for row in rows} == {"NVIDIA H200"}
-    second = json.loads((RESULTS / "cifar100/byol-sem-100-second.json").read_text())["results"]
-    assert round(next(r["seconds"] for r in second if r.get("preset") == "cifar")) == PROBE_SECONDS
+    third = json.loads((RESULTS / "cifar100/byol-sem-100-third.json").read_text())["results"]
+    assert round(next(r["seconds"] for r in third if r.get("preset") == "cifar")) == PROBE_SECONDS
     found = budget(get("bound"), epochs=10)
     assert found.runs == 1 and found.measured
-    assert found.hours == pytest.approx((12.907e-3 * 10 * 195 + 135) / 3600)
+    assert found.hours == pytest.approx((11.221e-3 * 10 * 195 + 126) / 3600)
     method = plan(cell("bound", "BYOL + SEM"), "cifar100").complete
     with torch.device("meta"):
         parameters = list(method.build().parameters())
@@ -165,7 +170,7 @@ def test_budgets_come_from_measured_times():
     # what is estimated agrees with what was measured where both are known, and grows with the model
     small, large = (plan(cell("table1", name), "cifar100") for name in ("BYOL", "BYOL + SEM"))
     wide = plan(cell("encoder-scaling", "RN-50 x2 BYOL"), "cifar100")
-    assert step_ms(small) == 7.521 < step_ms(large) < step_ms(wide)
+    assert step_ms(small) == 7.185 < step_ms(large) < step_ms(wide)
     other = dataclasses.replace(large, changes={}, complete=dataclasses.replace(large.complete, log_every=51))
-    assert other.differs and step_ms(other) == pytest.approx(12.907)
+    assert other.differs and step_ms(other) == pytest.approx(11.221)
     assert budget(get("robustness")).hours is None and not budget(get("robustness")).measured
