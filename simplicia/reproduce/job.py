@@ -4,7 +4,8 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,20 +108,36 @@ class Job:
         try:
             if (self.folder / "recipe.yaml").exists():
                 place.check_same(self.folder, self.plan.complete)
-            state = finished(self.folder)
-            if state is not None:
-                found = _stored(self.folder / "results" / f"{name}.json")
-                keys = found.get("pretrain_step"), found.get("run_id"), found.get("asked")
-                if keys == (state["step"], state.get("id"), asked):
-                    return found
+            if (found := self._measured(name, asked)) is not None:
+                return found
             self.prepare()
         except UserError as error:
             raise Unprepared(str(error)) from error
-        self.session.train(self)
-        with self.session.clock.measuring(60 * self.session.options.probe_minutes):
-            found = {**measure(), "asked": asked}
-        self.run.write_result(name, found)
+        with self._alone():
+            if (found := self._measured(name, asked)) is not None:  # by another process in the meantime
+                return found
+            self.session.train(self)
+            with self.session.clock.measuring(60 * self.session.options.probe_minutes):
+                found = {**measure(), "asked": asked}
+            self.run.write_result(name, found)
         return found
+
+    def _measured(self, name: str, asked: Row) -> Row | None:
+        """What is stored of the run as it is now, asked the same."""
+        state = finished(self.folder)
+        if state is None:
+            return None
+        found = _stored(self.folder / "results" / f"{name}.json")
+        keys = found.get("pretrain_step"), found.get("run_id"), found.get("asked")
+        return found if keys == (state["step"], state.get("id"), asked) else None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process trains or measures the run meanwhile; Busy if one does."""
+        locks = self.session.options.runs / ".locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with place.lock(locks, self.folder.name):
+            yield
 
     def analysed(self, name: str, measure: Callable[[], Row], **asked: Any) -> Row:
         """``once`` for what is no evaluation: with its seconds and where it was measured."""

@@ -114,7 +114,8 @@ class Session:
         try:
             rows = MEASURES[job.cell.measure](job, **job.cell.options)
         except Busy:
-            self.busy.append(f"{job.folder} is being trained by another process")
+            self.busy.append(f"{job.folder} is being trained or measured by another process")
+            self.say(f"{name} is left to the process that works on it")
             return False
         except Unprepared as error:
             self.unprepared.append(f"{name}: {error}")

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import namedtuple
 
@@ -15,7 +17,7 @@ from room import call
 from simplicia.errors import Failed, Unfinished, UserError
 from simplicia.reproduce import measures, store
 from simplicia.reproduce.experiment import Cell, Experiment
-from simplicia.reproduce.runner import Options, reproduce
+from simplicia.reproduce.runner import Options, reproduce, results_path
 from simplicia.train import checkpoint
 from simplicia.train import place as places
 
@@ -38,7 +40,7 @@ def own(trained, tmp_path):
     shutil.copytree(trained / "runs", tmp_path / "runs")
     options = Options(str(trained / "images"), epochs=2, batch_size=30, probe_epochs=2, quiet=True)
     options.runs, options.results = tmp_path / "runs", tmp_path / "results"
-    (options.folder,) = options.runs.iterdir()
+    (options.folder,) = options.runs.glob("[!.]*")
     return options
 
 
@@ -213,8 +215,34 @@ def test_a_full_disk_is_told_before_training(trained, tmp_path, monkeypatch, cap
 
 def test_a_run_that_another_process_trains_is_waited_for(own, capsys):
     shutil.rmtree(own.folder / "checkpoint")
-    with places.lock(own.folder), pytest.raises(Unfinished, match=r"is being trained by another process$"):
+    other = pytest.raises(Unfinished, match=r"is being trained or measured by another process$")
+    with places.lock(own.folder), other:
         reproduce(two_cells(1), own)
+
+
+def test_a_run_that_another_process_measures_is_left_to_it(own, capsys):
+    for results in own.folder.rglob("results/*.json"):
+        results.unlink()
+    locks = own.runs / ".locks"
+    locks.mkdir(exist_ok=True)
+    with places.lock(locks, own.folder.name), pytest.raises(Unfinished, match="trained or measured by"):
+        reproduce(two_cells(1), own)
+    assert store.read(results_path(two_cells(1), own)) == [] and not list(own.folder.rglob("results/*.json"))
+    assert len(store.read(reproduce(two_cells(1), own))) == 1
+
+
+def test_the_same_command_twice_at_once_shares_the_work(trained, tmp_path):
+    """Two real processes; whoever comes to a run that is taken goes on to the next."""
+    words = ["reproduce", "table1", "--only", "byol", "--data", str(trained / "images"), "--epochs", "2"]
+    words += ["--batch-size", "30", "--probe-epochs", "2"]
+    words += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    command = [sys.executable, "-m", "simplicia.cli", *words]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in "12"]
+    told = [process.communicate(timeout=240)[0].decode() for process in both]
+    assert {process.returncode for process in both} <= {0, 75}, told
+    rows = store.read(tmp_path / "results/other/table1.json")
+    assert sorted(row["cell"] for row in rows) == ["BYOL", "BYOL + SEM"], told
+    assert all(len(row["trained_by"]) == 1 for row in rows)
 
 
 def test_dropped_weights_are_trained_again_only_for_what_is_not_measured(own):
