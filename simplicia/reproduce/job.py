@@ -45,6 +45,7 @@ class Job:
         self.probe, self.probe_settings = session.probe, session.probe_settings
         self.probe_epochs, self.quiet = options.probe_epochs, options.quiet
         self.data_dir = options.data_dir
+        self.note: str | None = None  # on what was measured, from when it was
 
     @property
     def folder(self) -> Path:
@@ -103,8 +104,13 @@ class Job:
 
     def once(self, name: str, asked: Row, measure: Callable[[], Row]) -> Row:
         """What was measured on the run as it is now, asked the same; trained and measured if it was not."""
-        assert self.plan is not None
         asked = json.loads(json.dumps(asked))
+        found = self._once(name, asked, measure)
+        self.note = found.get("note")
+        return found
+
+    def _once(self, name: str, asked: Row, measure: Callable[[], Row]) -> Row:
+        assert self.plan is not None
         try:
             if (self.folder / "recipe.yaml").exists():
                 place.check_same(self.folder, self.plan.complete)
@@ -119,6 +125,8 @@ class Job:
             self.session.train(self)
             with self.session.clock.measuring(60 * self.session.options.probe_minutes):
                 found = {**measure(), "asked": asked}
+            if self.session.options.note is not None:
+                found["note"] = self.session.options.note
             self.run.write_result(name, found)
         return found
 

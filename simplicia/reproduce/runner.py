@@ -45,6 +45,7 @@ class Options:
     retry: bool = False  # what failed before
     minutes: float | None = None  # after which it stops by itself
     probe_minutes: float = 3.0  # that a measurement may take; none is begun with less left
+    note: str | None = None  # on what is measured now
     quiet: bool = False
 
 
@@ -260,7 +261,7 @@ class Session:
         else:
             row |= versions(choose("cpu"))
         found.pop("asked", None)
-        return row | found
+        return row | found | ({} if job.note is None else {"note": job.note})
 
 
 def probes(data: str, epochs: int | None = None) -> tuple[str, ProbeSettings]:

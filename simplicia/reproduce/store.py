@@ -13,7 +13,7 @@ from simplicia.errors import UserError
 SAME = ("experiment", "cell", "dataset", "pretrained_on", "epochs", "batch_size", "seed", "protocol", "probe")
 TEXTS = (
     *("experiment", "cell", "dataset", "pretrained_on", "encoder"),
-    *("device", "protocol", "probe", "run", "failed"),
+    *("device", "protocol", "probe", "run", "failed", "note"),
 )
 NUMBERS = (
     *("epochs", "batch_size", "seed", "accuracy", "standard_error", "paper"),

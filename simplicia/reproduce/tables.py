@@ -137,6 +137,7 @@ def _caption(experiment: Experiment, rows: list[Row]) -> str:
         words.append(f"pre-training: {budget}, {device}, {_range(rows, 'seconds')} each")
     if any(row.get("probe_seconds") is not None for row in rows):
         words.append(f"measuring: {_range(rows, 'probe_seconds')}")
+    words += dict.fromkeys(row["note"] for row in rows if row.get("note") is not None)
     if any(row.get("standard_error") is not None for row in rows):
         several = len(_with_means(rows)) > len(rows)
         means = ", of a mean the standard deviation of its seeds" if several else ""

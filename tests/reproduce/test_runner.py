@@ -146,6 +146,14 @@ def test_a_list_says_what_is_measured_and_what_is_an_estimate(monkeypatch, capsy
     assert re.search(r" 2 +- +- +- +ImageNet, which is not among", robustness)
 
 
+def test_a_note_stays_with_what_was_measured_then(place, tmp_path, capsys):
+    words = "table1", "--only", "byol", "--runs", tmp_path, "--results", tmp_path / "results", "--note"
+    assert call(place, *words, "two | at a time") == 0
+    assert "; two \\| at a time; ±" in capsys.readouterr().out
+    assert call(place, *words, "another") == 0  # measures nothing
+    assert [row["note"] for row in rows(tmp_path, "table1")] == ["two | at a time"] * 2
+
+
 def test_seeds_are_cells_of_their_own(measured):
     assert call(measured, "table1", "--only", "byol + sem", "--seeds", "0", "1") == 0
     found = rows(measured, "table1")
