@@ -1,4 +1,4 @@
-"""The Triton kernels of ``norm.py``: a tile is R rows by B columns of a matrix with C columns.
+"""The Triton kernels of ``norm_operators.py``: a tile is R rows by B columns of a matrix with C columns.
 
 Statistics are a float32 table (4, views, channels): scale, shift, mean, 1/deviation. Sums over a map are
 taken in parts. Which program adds the parts of a block of channels is chance; in which order it does is not.

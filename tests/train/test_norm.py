@@ -239,14 +239,14 @@ def test_the_last_program_reads_what_the_others_have_stored(name):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from simplicia.train import norm, norm_kernels
+    from simplicia.train import norm_kernels, norm_operators
 
     kernel = getattr(norm_kernels, name)
     sizes = {
         "C": 128,
         "R": 64,
         "B": 64,
-        "P": norm.AT_ONCE,
+        "P": norm_operators.AT_ONCE,
         "VIEWS": 2,
         "RELU": True,
         "RESIDUAL": False,
@@ -350,7 +350,7 @@ def test_the_relu_of_a_head_joins_its_norm():
 @kernels
 def test_the_operators_keep_their_promises():
     """Schemas, shapes and strides without data, and autograd under a compiler, as PyTorch checks them."""
-    from simplicia.train import norm
+    from simplicia.train import norm_operators as norm
 
     x = torch.randn(4, 8, 3, 3, device=DEVICE).contiguous(memory_format=torch.channels_last).requires_grad_()
     weight, bias = (torch.rand(8, device=DEVICE).requires_grad_() for _ in "12")
