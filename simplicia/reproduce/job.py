@@ -53,6 +53,11 @@ class Job:
         return self.session.options.runs / self.plan.folder
 
     @property
+    def is_trained(self) -> bool:
+        """Whether nothing has to be trained for it."""
+        return self.plan is None or (finished(self.folder) is not None and has_weights(self.folder))
+
+    @property
     def recipe(self) -> Recipe:
         """The run's, complete; as it is planned before it is trained."""
         assert self.plan is not None
@@ -86,7 +91,7 @@ class Job:
             read = labelled_for if to is None else splits_for
             self.session.images.clear()
             self.session.images[to] = read(wanted, to, self.data_dir)
-        if finished(self.folder) is None or not has_weights(self.folder):
+        if not self.is_trained:
             self._check_disk(wanted)
 
     def _check_disk(self, recipe: Recipe) -> None:

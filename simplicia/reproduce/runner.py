@@ -43,6 +43,7 @@ class Options:
     keep: int = 1  # checkpoints of each run
     drop: bool = False  # the weights of a run when all its cells are measured
     retry: bool = False  # what failed before
+    no_training: bool = False  # only cells whose runs are trained
     minutes: float | None = None  # after which it stops by itself
     probe_minutes: float = 3.0  # that a measurement may take; none is begun with less left
     note: str | None = None  # on what is measured now
@@ -68,6 +69,10 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
     choose(options.device)  # a device that is not there is told before anything begins
     store.read(session.path)  # and so is a file that cannot be added to
     jobs = [(Job(session, cell, seed), seed) for seed in options.seeds for cell in cells]
+    if options.no_training:
+        jobs = [(job, seed) for job, seed in jobs if job.is_trained]
+        if not jobs:
+            raise UserError(f"no run that {experiment.name} needs is trained to its end in {options.runs}")
     needed = Counter(job.folder for job, _ in jobs if job.plan is not None)
     with stoppable():
         for number, (job, seed) in enumerate(jobs, 1):

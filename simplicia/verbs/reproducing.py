@@ -24,6 +24,7 @@ def reproduce(arguments: list[str]) -> None:
     cut.add_argument("--batch-size", type=positive, help="(default: the recipe's)")
     cut.add_argument("--only", nargs="+", action="extend", default=[], metavar="WORD", help="cells named so")
     cut.add_argument("--seeds", nargs="+", type=_seed, default=[0], metavar="SEED", help="(default: 0)")
+    cut.add_argument("--no-training", action="store_true", help="only cells whose runs are trained already")
     cut.add_argument("--data", help="another data set or folder; what it gives goes to RESULTS/other")
     cut.add_argument(
         "--probe-epochs", type=positive, help="of probes and fine-tuning, instead of the paper's"

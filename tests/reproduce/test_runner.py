@@ -146,6 +146,15 @@ def test_a_list_says_what_is_measured_and_what_is_an_estimate(monkeypatch, capsy
     assert re.search(r" 2 +- +- +- +ImageNet, which is not among", robustness)
 
 
+def test_without_training_only_what_is_trained_is_measured(measured, tmp_path, capsys):
+    runs = {path.name for path in (measured / "runs").glob("[!.]*")}
+    assert call(measured, "coherence", "--no-training") == 0
+    assert {row["cell"] for row in rows(measured, "coherence")} == {"BYOL", "BYOL, ICA", "BYOL + SEM"}
+    assert {path.name for path in (measured / "runs").glob("[!.]*")} == runs
+    assert call(measured, "coherence", "--no-training", "--runs", tmp_path / "none") == 2
+    assert "no run that coherence needs is trained to its end in" in capsys.readouterr().err
+
+
 def test_a_note_stays_with_what_was_measured_then(place, tmp_path, capsys):
     words = "table1", "--only", "byol", "--runs", tmp_path, "--results", tmp_path / "results", "--note"
     assert call(place, *words, "two | at a time") == 0
