@@ -74,6 +74,9 @@ def test_the_performance_pages_numbers_are_the_stored_ones():
     assert len(told) > 15 and told <= known, told - known
     inside = json.loads((bench / "product.json").read_text())["rows"][0]["ms_per_step"]
     assert f"measured {inside:.2f} ms instead of" in page
+    byol, sem = (f"{row['ms_per_step']:.2f}" for row in stored["step.json"][:2])
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"takes {byol} ms for BYOL and {sem} ms for BYOL + SEM" in readme
     speeds = {f"{row['tb_per_s']:.2f}" for row in tuning["alone"]["rows"] if "tb_per_s" in row}
     assert {"2.24", "3.41", "4.16"} <= speeds
 
