@@ -90,8 +90,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(activate(self.bn1, self.conv1(x)))
-        for block in self.blocks():
-            x = block(x)
+        for i in range(self.stages):
+            x = getattr(self, f"layer{i + 1}")(x)
         return x.mean((2, 3))
 
     def blocks(self) -> list[Any]:

@@ -33,6 +33,18 @@ def test_equal_to_torchvision_with_its_weights(name):
     torch.testing.assert_close(encoder.eval()(x), reference.eval()(x))
 
 
+def test_stages_can_be_looked_into_by_hooks():
+    seen = {}
+    encoder = encoders.create("resnet18")
+    for name in ("layer1", "layer4", "layer4.1"):
+        encoder.get_submodule(name).register_forward_hook(
+            lambda *given, name=name: seen.update({name: given[2]})
+        )
+    features = encoder(torch.randn(2, 3, 32, 32))
+    assert list(seen) == ["layer1", "layer4.1", "layer4"] and seen["layer1"].shape == (2, 64, 32, 32)
+    assert torch.equal(seen["layer4"].mean((2, 3)), features)
+
+
 def test_stem_padding_two_gives_the_papers_larger_maps():
     for padding, side in ((1, 32), (2, 34)):
         encoder = encoders.create("resnet18", stem_padding=padding)

@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ class Job:
         """One checkpoint more than are kept has to fit: an old one goes when a new one is there."""
         runs = self.session.options.runs
         there = next(path for path in (runs, *runs.absolute().parents) if path.is_dir())
-        own = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        own = _bytes(self.folder)
         free = shutil.disk_usage(there).free + own
         needed = (self.session.options.keep + 1) * checkpoint_bytes(recipe)
         if needed > free:
@@ -124,7 +125,7 @@ class Job:
             self.prepare()
         except UserError as error:
             raise Unprepared(str(error)) from error
-        with self._alone():
+        with self.alone():
             if (found := self._measured(name, asked)) is not None:  # by another process in the meantime
                 return found
             self.session.train(self)
@@ -145,7 +146,7 @@ class Job:
         return found if keys == (state["step"], state.get("id"), asked) else None
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """No other process trains or measures the run meanwhile; Busy if one does."""
         locks = self.session.options.runs / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
@@ -182,6 +183,16 @@ def state_of(folder: Path) -> dict[str, Any]:
     newest = checkpoint.latest(folder / "checkpoint")
     # what is wrong with a damaged one is said by training, which reads it again
     return {} if newest is None else _stored(newest / checkpoint.STATE)
+
+
+def _bytes(folder: Path) -> int:
+    """Of all files in a folder, which another process may be writing and removing."""
+    total = 0
+    for there, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.stat(os.path.join(there, name)).st_size
+    return total
 
 
 def _stored(path: Path) -> dict[str, Any]:

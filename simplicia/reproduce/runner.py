@@ -3,6 +3,7 @@
 import gc
 import shutil
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Options:
     no_training: bool = False  # only cells whose runs are trained
     minutes: float | None = None  # after which it stops by itself
     probe_minutes: float = 3.0  # that a measurement may take; none is begun with less left
-    note: str | None = None  # on what is measured now
+    note: str | None = None  # on what is trained and measured now
     quiet: bool = False
 
 
@@ -80,7 +81,7 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
             if session.measure(job) and job.plan is not None:
                 needed[job.folder] -= 1
                 if options.drop and not needed[job.folder]:
-                    session.drop(job.folder)
+                    session.drop(job)
     session.end(len(jobs))
     return session.path
 
@@ -183,6 +184,7 @@ class Session:
             keep=self.options.keep,
             until=self.clock.end,
             saving=self.clock.saving,
+            note=self.options.note,
             **changes,
         )
         assert run is not None
@@ -193,11 +195,12 @@ class Session:
             self.loaded = folder, load(folder, self.options.device)
         return self.loaded[1]
 
-    def drop(self, folder: Path) -> None:
-        """Keep of a finished run all but its weights."""
-        if finished(folder) is not None:
+    def drop(self, job: Job) -> None:
+        """Keep of a finished run all but its weights; all of one that another process works on."""
+        if finished(job.folder) is not None:
             self.loaded = None
-            checkpoint.drop(folder / "checkpoint")
+            with suppress(Busy), job.alone():
+                checkpoint.drop(job.folder / "checkpoint")
 
     def _free(self) -> None:
         gc.collect()
@@ -266,7 +269,9 @@ class Session:
         else:
             row |= versions(choose("cpu"))
         found.pop("asked", None)
-        return row | found | ({} if job.note is None else {"note": job.note})
+        stretches = row.get("trained_by") or []
+        notes = dict.fromkeys(note for s in (*stretches, {"note": job.note}) if (note := s.get("note")))
+        return row | found | ({"note": "; ".join(notes)} if notes else {})
 
 
 def probes(data: str, epochs: int | None = None) -> tuple[str, ProbeSettings]:

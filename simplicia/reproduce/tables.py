@@ -79,7 +79,7 @@ def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -
     """A table for each budget that rows were measured with; each cell leads to ``link``."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: (_place(experiment, row), row.get("seed") or 0)):
-        keys = "pretrained_on", "epochs", "batch_size", "device", "protocol", "probe"
+        keys = "pretrained_on", "epochs", "batch_size", "device", "protocol", "probe", "note"
         groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
     return "\n".join(_table(experiment, group, link) for group in groups.values())
 
@@ -137,7 +137,7 @@ def _caption(experiment: Experiment, rows: list[Row]) -> str:
         words.append(f"pre-training: {budget}, {device}, {_range(rows, 'seconds')} each")
     if any(row.get("probe_seconds") is not None for row in rows):
         words.append(f"measuring: {_range(rows, 'probe_seconds')}")
-    words += dict.fromkeys(row["note"] for row in rows if row.get("note") is not None)
+    words += [row["note"]] if row.get("note") is not None else []
     if any(row.get("standard_error") is not None for row in rows):
         several = len(_with_means(rows)) > len(rows)
         means = ", of a mean the standard deviation of its seeds" if several else ""

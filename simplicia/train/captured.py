@@ -1,9 +1,10 @@
 """The fast step: on one GPU in bf16 everything from the gather to the moving average is one CUDA graph.
 
 Convolutions and linear layers work on 16-bit copies of their weights, which the optimiser writes in the same
-pass as the 32-bit ones; both views go through the networks in one batch, and BatchNorm keeps them apart. What
-does not wait for each other runs side by side: the target's encoder beside the online one, and the update of
-everything behind the encoder, which is bound by memory, beside the encoder's backward, which is not.
+pass as the 32-bit ones, or, of large ones, as the 16 bits that the copy lacks. Both views go through the
+networks in one batch, and BatchNorm keeps them apart. What does not wait for each other runs side by side:
+the target's encoder beside the online one, and the update of everything behind the encoder, which is bound by
+memory, beside the encoder's backward, which is not.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
 from simplicia.train.step import Step
 
-LARGE = 1 << 22  # weights of a projector that have more numbers are kept in two halves of 16 bits
+LARGE = 1 << 22  # a projector's weights with so many numbers are kept in two halves of 16 bits
 
 
 class CapturedStep(Step):
@@ -43,6 +44,8 @@ class CapturedStep(Step):
             self.data.batch_size, dtype=torch.long, device=self.data.images.device
         )
         self.augment, self.rest = _compiled(self._augment), _compiled(self._rest)
+        # our ResNets are convolutions and kernels of our own, for which a compiler can do nothing
+        self.encode = self._encode if isinstance(online, ResNet) else _compiled(self._encode)
         self.main, self.beside = torch.cuda.Stream(priority=-1), torch.cuda.Stream()
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
 
@@ -86,7 +89,7 @@ class CapturedStep(Step):
         views = views.to(torch.bfloat16, memory_format=torch.channels_last)
         return views if self.stem is None else self.stem.patches(views)
 
-    def encode(self, encoder: nn.Module, images: Tensor) -> Tensor:
+    def _encode(self, encoder: nn.Module, images: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
             return encoder(images)
 
@@ -280,8 +283,9 @@ class _CopiedLinear(_Copied, nn.Linear):
         if self.bias is None or self.weight.numel() < LARGE:
             return F.linear(x, self.copy, self.bias)
         # in a pass of its own, and in 32 bits, so that no compiler joins it: given a bias, cuBLAS chooses
-        # another way to compute a product with so many inputs, which takes a quarter longer
-        return (F.linear(x, self.copy) + self.bias).to(x.dtype)
+        # another way to compute a product of the size of SEM's, which takes a quarter longer
+        y = F.linear(x, self.copy)
+        return (y + self.bias).to(y.dtype)
 
 
 class _CopiedBlockLinear(_Copied, BlockLinear):

@@ -4,7 +4,7 @@ The arithmetic is that of ``optim.LARS`` and ``TargetMethod.after_step``. One pa
 momentum and target and writes weight, momentum, target and the 16-bit copies that the next forward uses.
 
 A large weight can be kept in two halves (``halve``): its 16-bit copy, and the 16 bits that the copy lacks.
-Together they are the 32-bit weight, to the last bit, and the copy is no longer written beside it: a seventh
+Together they are the 32-bit weight, to the last bit, and the copy is no longer written beside it: an eighth
 less to move, and a third less to hold.
 """
 
@@ -23,14 +23,26 @@ BLOCK = 2048  # of a chunk, what is in flight at once
 # Of weights in halves: few programs, which load ahead what they will need, move as much as many that do not,
 # and leave the other multiprocessors to what runs beside them.
 LARGE_CHUNK, LARGE_BLOCK = 1 << 18, 4096
-AHEAD = 3  # blocks
+AHEAD = 3  # blocks, counted from the one at hand
+NAN = tl.constexpr(0x7FC00000)  # one that rounding leaves what it is; a GPU's own becomes 0
+BYTES = 14  # of each number: halves of weight and target, velocity, gradient
 
 
-def _programs() -> int:
+def _large_block(device: torch.device) -> int:
+    """As many numbers at once as a multiprocessor has room for, with those that are on their way."""
+    block = LARGE_BLOCK
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        while (AHEAD - 1) * BYTES * block > room - 4096:  # the rest is for sums
+            block //= 2
+    return block
+
+
+def _programs(device: torch.device) -> int:
     """Three of eight multiprocessors."""
-    if not torch.cuda.is_available():
+    if device.type != "cuda":
         return 3
-    return torch.cuda.get_device_properties().multi_processor_count * 3 // 8
+    return max(1, torch.cuda.get_device_properties(device).multi_processor_count * 3 // 8)
 
 
 @dataclass
@@ -81,13 +93,13 @@ class FusedUpdate:
         # gives) that allow it
         self.options = {
             "CHUNK": chunk,
-            "BLOCK": LARGE_BLOCK if halves else BLOCK,
+            "BLOCK": _large_block(device) if halves else BLOCK,
             "ALIGNED": bool((sizes % 8 == 0).all()),
             "HALVES": halves,
             "AHEAD": AHEAD if halves else 1,
             "num_warps": 8 if halves else 4,
         }
-        self.programs = min(_programs(), len(owner)) if halves else len(owner)
+        self.programs = min(_programs(device), len(owner)) if halves else len(owner)
         self.half_velocity = slots[0].velocity.dtype == torch.bfloat16
 
     def find_gradients(self) -> None:
@@ -146,8 +158,9 @@ class FusedUpdate:
 def halve(weight: Tensor, copy: Tensor) -> Tensor:
     """Write a weight's upper half, rounded, to its 16-bit copy; returns what the copy lacks, as int16."""
     low = torch.empty(weight.shape, dtype=torch.int16, device=weight.device)
-    parts = weight.view(torch.int32), copy.view(torch.int16), low
-    for bits, upper, lower in zip(*(part.view(-1).split(1 << 24) for part in parts), strict=True):
+    parts = weight, copy.view(torch.int16), low
+    for numbers, upper, lower in zip(*(part.view(-1).split(1 << 24) for part in parts), strict=True):
+        bits = numbers.view(torch.int32).masked_fill(numbers.isnan(), NAN.value)
         high = (bits + 0x8000) >> 16
         upper.copy_(high)
         lower.copy_(bits - (high << 16))
@@ -172,7 +185,7 @@ def _join(high, low):
 @triton.jit
 def _part(value):
     """What ``halve`` does."""
-    bits = value.to(tl.int32, bitcast=True)
+    bits = tl.where(value == value, value.to(tl.int32, bitcast=True), NAN)
     high = (bits + 0x8000) >> 16
     return high.to(tl.int16), (bits - (high << 16)).to(tl.int16)
 

@@ -43,6 +43,7 @@ def pretrain(
     keep: int = checkpoint.KEEP,
     until: float = math.inf,
     saving: float = 0.0,
+    note: str | None = None,
     on_online: Callable[[int, dict[str, float]], None] | None = None,
     **changes: Any,
 ) -> Run | None:
@@ -51,7 +52,7 @@ def pretrain(
     ``resume`` goes on from the newest checkpoint of ``out``, or starts without one. ``dry_run`` says what
     would happen and returns None. Ctrl-C and SIGTERM save before they end the training,
     and so does the time ``until``, of ``time.monotonic``: at least ``saving`` seconds before it, and longer
-    if checkpoints take longer. The newest ``keep`` checkpoints stay.
+    if checkpoints take longer. The newest ``keep`` checkpoints stay. ``note`` is kept with this stretch.
     ``on_online(epoch, accuracies)`` is called when online probes were measured; what it raises ends the run.
     """
     named = recipes.get(recipe) if isinstance(recipe, str) else recipe
@@ -77,7 +78,7 @@ def pretrain(
     if recipe.online_every:
         training.add_online_probe(measured or load_images(recipe, "test", False, quiet=True))
         training.on_online = on_online
-    training.keep, training.until, training.saving = keep, until, saving
+    training.keep, training.until, training.saving, training.note = keep, until, saving, note
     training.introduce(notes)
     if dry_run:
         training.rehearse()
@@ -108,6 +109,7 @@ class Training:
         self.keep, self.until, self.saving = checkpoint.KEEP, math.inf, 0.0
         self.id: str | None = secrets.token_hex(8)  # what was measured on a run says on which
         self.trained_by: list[dict[str, Any]] = []  # stretches of one code on one device
+        self.note: str | None = None  # on this stretch
         self.writer: checkpoint.Writer
         self.on_online: Callable[[int, dict[str, float]], None] | None = None
 
@@ -272,7 +274,9 @@ class Training:
     def _take_up(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
         newest = checkpoint.latest(self.folder / "checkpoint")
-        here = {"commit": commit(), "device": versions(self.fabric.device)["device"]}
+        here: dict[str, Any] = {"commit": commit(), "device": versions(self.fabric.device)["device"]}
+        if self.note is not None:
+            here["note"] = self.note
         if newest is None:
             self.trained_by = [{**here, "from_step": 0}]
             return
@@ -290,7 +294,8 @@ class Training:
             raise UserError(f"checkpoint {newest} does not fit this recipe ({error})") from error
         self.done, self.seconds = state["step"], state["seconds"]
         self.id, self.trained_by = state.get("id"), state.get("trained_by", [])
-        if not self.trained_by or {**self.trained_by[-1], **here} != self.trained_by[-1]:
+        last = {k: v for k, v in self.trained_by[-1].items() if k != "from_step"} if self.trained_by else None
+        if last != here:
             self.trained_by.append({**here, "from_step": self.done})
 
 

@@ -111,6 +111,7 @@ def normalise_backward(
     dresidual = torch.empty_like(x) if y is not None else x.new_empty(0)
     kind = {"RELU": relu, "C": channels}
     if x.dim() == 2:
+        assert y is None and aside is None, "vectors have no residual"
         tile = _column_tile(rows, channels)
         nothing = x, x, 1.0
         kind |= {"VIEWS": views, "V": 0, "PAD": 1, "PER_ROW": 0}

@@ -161,6 +161,7 @@ def test_a_note_stays_with_what_was_measured_then(place, tmp_path, capsys):
     assert "; two \\| at a time; ±" in capsys.readouterr().out
     assert call(place, *words, "another") == 0  # measures nothing
     assert [row["note"] for row in rows(tmp_path, "table1")] == ["two | at a time"] * 2
+    assert [row["trained_by"][0]["note"] for row in rows(tmp_path, "table1")] == ["two | at a time"] * 2
 
 
 def test_seeds_are_cells_of_their_own(measured):

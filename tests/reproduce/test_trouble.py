@@ -231,6 +231,17 @@ def test_a_run_that_another_process_measures_is_left_to_it(own, capsys):
     assert len(store.read(reproduce(two_cells(1), own))) == 1
 
 
+def test_weights_that_another_process_works_with_are_not_dropped(own):
+    own.drop = True
+    locks = own.runs / ".locks"
+    locks.mkdir(exist_ok=True)
+    with places.lock(locks, own.folder.name):
+        reproduce(two_cells(1), own)  # measured before: it only reads
+    assert list(own.folder.rglob("*.safetensors"))
+    reproduce(two_cells(1), own)
+    assert not list(own.folder.rglob("*.safetensors"))
+
+
 def test_the_same_command_twice_at_once_shares_the_work(trained, tmp_path):
     """Two real processes; whoever comes to a run that is taken goes on to the next."""
     words = ["reproduce", "table1", "--only", "byol", "--data", str(trained / "images"), "--epochs", "2"]
@@ -243,6 +254,8 @@ def test_the_same_command_twice_at_once_shares_the_work(trained, tmp_path):
     rows = store.read(tmp_path / "results/other/table1.json")
     assert sorted(row["cell"] for row in rows) == ["BYOL", "BYOL + SEM"], told
     assert all(len(row["trained_by"]) == 1 for row in rows)
+    for layer in ("encoder", "sem"):
+        assert sum(f"probes on {layer}" in text for text in told) == 1, told
 
 
 def test_dropped_weights_are_trained_again_only_for_what_is_not_measured(own):

@@ -25,7 +25,7 @@ EXTRA = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def projectors_in_halves(monkeypatch):
     """As at the paper's size, of weights that are small here."""
     monkeypatch.setattr(captured, "LARGE", 1)
@@ -144,6 +144,7 @@ def test_captured_losses_are_the_eager_ones(name, bottleneck):
 
 
 @gpu
+@pytest.mark.usefixtures("projectors_in_halves")
 @pytest.mark.parametrize("name", methods.names())
 def test_captured_updates_are_the_eager_ones(name):
     """Every weight, target, momentum and running statistic, by how far it moved in five steps."""
@@ -206,6 +207,7 @@ def test_randomness_differs_between_replays_and_views_and_is_that_of_the_step():
 
 
 @gpu
+@pytest.mark.usefixtures("projectors_in_halves")
 def test_a_captured_run_resumes_where_it_was(tmp_path):
     straight, first, second = (
         training("cifar100-byol-sem", "captured", **{"sem.simplices": 200}) for _ in range(3)
@@ -247,6 +249,7 @@ def test_every_bottleneck_can_be_captured(bottleneck):
 
 
 @gpu
+@pytest.mark.usefixtures("projectors_in_halves")
 def test_sixteen_bit_momentum_trains_as_well():
     wide, narrow = (
         training("cifar100-byol-sem", "captured", **{"sem.simplices": 200, "optim.momentum_bits": bits})

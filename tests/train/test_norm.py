@@ -251,7 +251,6 @@ def test_the_last_program_reads_what_the_others_have_stored(name):
         "RELU": True,
         "RESIDUAL": False,
         "FORKED": False,
-        "DOWN": True,
     }
     fixed = {key: sizes[key] for key in kernel.arg_names if key in sizes}
     kinds = dict.fromkeys(("x", "y", "grad", "aside", "dresidual"), "*bf16") | {
