@@ -79,7 +79,7 @@ def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -
     """A table for each budget that rows were measured with; each cell leads to ``link``."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: (_place(experiment, row), row.get("seed") or 0)):
-        keys = "pretrained_on", "epochs", "batch_size", "device", "protocol", "probe", "note"
+        keys = "pretrained_on", "epochs", "batch_size", "device", "protocol", "probe"
         groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
     return "\n".join(_table(experiment, group, link) for group in groups.values())
 
@@ -94,6 +94,8 @@ def _table(experiment: Experiment, rows: list[Row], link: str | None) -> str:
     columns += [c for c in experiment.columns if any(row.get(c[1]) is not None for row in rows)]
     if len({row.get("seed") for row in rows}) > 1:
         columns.append(("seed", "seed", ""))
+    if any(row.get("note") is not None for row in rows):
+        columns.append(("note", "note", ""))
     lines = [f"{_caption(experiment, rows)}\n"]
     lines.append("| " + " | ".join(title for title, _, _ in columns) + " |")
     lines.append("|" + "---|" * len(columns))
@@ -137,7 +139,6 @@ def _caption(experiment: Experiment, rows: list[Row]) -> str:
         words.append(f"pre-training: {budget}, {device}, {_range(rows, 'seconds')} each")
     if any(row.get("probe_seconds") is not None for row in rows):
         words.append(f"measuring: {_range(rows, 'probe_seconds')}")
-    words += [row["note"]] if row.get("note") is not None else []
     if any(row.get("standard_error") is not None for row in rows):
         several = len(_with_means(rows)) > len(rows)
         means = ", of a mean the standard deviation of its seeds" if several else ""

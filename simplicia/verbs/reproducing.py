@@ -47,9 +47,7 @@ def reproduce(arguments: list[str]) -> None:
         default=3.0,
         help="begin no measurement with less left of --minutes (default: 3)",
     )
-    parser.add_argument(
-        "--note", help="kept with what is trained and measured now, and shown above its table"
-    )
+    parser.add_argument("--note", help="kept with what is trained and measured now, and shown in its row")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     given = vars(parser.parse(arguments))
     name, wanted, page = given.pop("name"), given.pop("list"), given.pop("page")
