@@ -81,7 +81,7 @@ def test_bench_refuses_a_recipe_where_there_is_none(capsys):
 
 def test_kernels_are_told_apart_by_kind():
     names = {
-        "_move": "update",
+        "move": "update",
         "gradient_apply": "normalisation",
         "sm90_xmma_wgrad_indexed_implicit_gemm_bf16bf16": "convolutions",
         "nvjet_sm90_tst_128x128_64x6": "matrix products",

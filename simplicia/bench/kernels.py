@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 PARTS = {  # kind of work: what its kernels are called; the first that matches
-    "update": r"^_(square|trust|move)\b",
+    "update": r"^(square|trust|move)$",
     "normalisation": r"^(sums|apply|gradient_\w+|column_\w+|simplicial)$",
     "convolutions": r"conv|wgrad|dgrad|fprop|cudnn|implicit",
     "matrix products": r"gemm|nvjet|cutlass|cublas|splitk|triton_tem",

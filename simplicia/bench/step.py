@@ -72,6 +72,7 @@ def bench_step(
         "startup_s": startup,
         "ms_of": shares,
         "changes": changes,
+        "seed": recipe.seed,
         "commit": commit(),
         **about,
     }

@@ -116,7 +116,7 @@ def test_the_update_reads_and_writes_sixteen_bytes_at_a_time(halves):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from simplicia.train import fused
+    from simplicia.train import fused, fused_kernels
 
     numbers = dict.fromkeys(("ratio", "decay", "lr", "ema", "squares"), "*fp32")
     kinds = {"pointers": "*i64", "half_grad": "*i32", "owner": "*i32", "place": "*i32", "size": "*i64"}
@@ -126,7 +126,7 @@ def test_the_update_reads_and_writes_sixteen_bytes_at_a_time(halves):
     if halves:
         fixed |= {"AHEAD": fused.AHEAD, "CHUNK": fused.LARGE_CHUNK, "BLOCK": fused.LARGE_BLOCK}
     signature = kinds | numbers | sizes | dict.fromkeys(fixed, "constexpr")
-    source = ASTSource(fn=fused._move, signature=signature, constexprs=fixed)
+    source = ASTSource(fn=fused_kernels.move, signature=signature, constexprs=fixed)
     options = {"num_warps": 8 if halves else 4}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     if halves:  # what a GPU with less room is asked for before a smaller block is taken
