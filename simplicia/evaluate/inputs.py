@@ -1,7 +1,11 @@
 """What a linear probe is fed: a layer of a frozen network at several temperatures, of plain images or views.
 
 Dense layers come as (temperatures, batch, features). Codes come as (batch, simplices) rows of the probe's
-weights, so that what is kept of an image grows with L and not with L * V.
+weights, so that what is kept of an image grows with L and not with L * V; on a GPU, where a product with
+one-hot vectors is faster than adding up rows, each batch of them is made dense.
+
+On a GPU simplices and one-hot vectors come in 16 bits. Their mantissa of 10 bits is that of the TF32 numbers
+which products of other layers round to, and values between 0 and 1 need no more range.
 """
 
 import copy
@@ -41,9 +45,11 @@ class Inputs:
         self.features = encoder_features(run, images, network)
         bottleneck: Any = self.net.bottleneck
         self.vertices = bottleneck.vertices if layer in ("sem", "codes") else 1
+        self.dtype = precision(layer, run.device)
         one = represent(self.net, self.features[:1], layer, temperatures[0])
         self.width = one.shape[-1] * (self.vertices if layer == "codes" else 1)
-        size = len(images) * len(temperatures) * one.numel() * (1 if layer == "codes" else 4)
+        bytes_each = 1 if layer == "codes" else self.dtype.itemsize
+        size = len(images) * len(temperatures) * one.numel() * bytes_each
         self.kept: Tensor | None = None
         if not augment and size <= PLAIN_KEPT:
             self.kept = torch.cat([self.represent(part) for part in self.features.split(256)], dim=-2)
@@ -52,14 +58,14 @@ class Inputs:
     def plain(self, indices: Tensor) -> Tensor:
         """The layer of images as they are."""
         if self.kept is not None:
-            return self._rows(self.kept.index_select(-2, indices))
-        return self._rows(self.represent(self.features[indices]))
+            return self._batch(self.kept.index_select(-2, indices))
+        return self._batch(self.represent(self.features[indices]))
 
     def training(self, seed: int, epoch: int, indices: Tensor) -> Tensor:
         """The layer of an epoch's random views; without augmentation that of the images."""
         if self.views is None:
             return self.plain(indices)
-        return self._rows(self.represent(self.views.features(seed, epoch)[indices].float()))
+        return self._batch(self.represent(self.views.features(seed, epoch)[indices].float()))
 
     @torch.no_grad()
     def represent(self, features: Tensor) -> Tensor:
@@ -67,14 +73,20 @@ class Inputs:
         if self.layer == "codes":
             codes = represent(self.net, features, "codes")
             return codes.to(torch.uint8 if self.vertices <= 256 else torch.int32)  # L small numbers
-        if len(self.temperatures) == 1:
-            return tiny_to_zero(represent(self.net, features, self.layer, self.temperatures[0]).float())[None]
-        logits = represent(self.net, features, "embedder").float()  # once for all temperatures
-        simplices = compiled(_simplices, logits.device)
-        return tiny_to_zero(simplices(logits, self.vertices, self.temperatures))
+        if self.layer == "sem":
+            logits = represent(self.net, features, "embedder").float()  # once for all temperatures
+            simplices = compiled(_simplices, logits.device)
+            return tiny_to_zero(simplices(logits, self.vertices, self.temperatures, self.dtype))
+        return tiny_to_zero(represent(self.net, features, self.layer).float())[None]
 
-    def _rows(self, x: Tensor) -> Tensor:
-        return rows(x, self.vertices) if self.layer == "codes" else x
+    def _batch(self, x: Tensor) -> Tensor:
+        """What a probe takes of what is kept: codes as rows, or dense."""
+        if self.layer != "codes":
+            return x
+        named = rows(x, self.vertices)
+        if self.dtype != torch.half:
+            return named
+        return torch.zeros(len(x), self.width, dtype=self.dtype, device=x.device).scatter_(1, named, 1)[None]
 
 
 class _EpochViews:
@@ -128,5 +140,10 @@ class _EpochViews:
         return torch.cat(parts)
 
 
-def _simplices(logits: Tensor, vertices: int, temperatures: tuple[float, ...]) -> Tensor:
-    return torch.stack([simplicial(logits, vertices, tau) for tau in temperatures])
+def precision(layer: str, device: torch.device) -> torch.dtype:
+    """In what a layer comes, and its product with a probe's weights is taken."""
+    return torch.half if layer in ("sem", "codes") and device.type == "cuda" else torch.float32
+
+
+def _simplices(logits: Tensor, vertices: int, temperatures: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    return torch.stack([simplicial(logits, vertices, tau).to(dtype) for tau in temperatures])

@@ -13,6 +13,9 @@ from torch import Tensor
 NOTHING = 1e-15  # smaller than this is zero: denormal numbers make a CPU ten times slower
 DECAYS = 0.6, 0.8  # shares of the epochs after which the rate is a tenth
 SCATTERED = 2**26  # bytes of codes that are one-hot at a time
+MOST_PARTS = 16  # into which a product over many features is cut, to occupy a whole GPU
+SCALE = 256  # of errors, which are at most 1 / batch: what 16 bits hold best is near 1
+COPIED = 2**24  # bytes of inputs up to which a step is recorded: it reads them from where they are copied to
 
 
 class Rates(NamedTuple):
@@ -31,6 +34,8 @@ class Probes(NamedTuple):
 
     def scores(self, x: Tensor) -> Tensor:
         """Scores (temperatures, batch, probes * classes) of dense inputs, or of codes given as rows."""
+        if x.dtype == torch.half:
+            return _product(x, self.weight.half()).add_(self.bias)
         if x.is_floating_point():
             return torch.baddbmm(self.bias, x, self.weight)
         return (F.embedding_bag(x, self.weight[0], mode="sum") + self.bias[0])[None]
@@ -56,28 +61,93 @@ def train(
 
     Each is what it would be if trained alone on the same batches. Nothing in an epoch waits for the device.
     """
-    device, probes = labels.device, len(grids[0])
     generator = torch.Generator().manual_seed(seed)
-    shape = len(grids), features, probes * classes
-    weight, bias = torch.zeros(shape, device=device), torch.zeros(shape[0], 1, shape[2], device=device)
-    velocities = torch.zeros_like(weight), torch.zeros_like(bias)
-    found = Probes(weight, bias)
-    columns = torch.tensor(grids, device=device).repeat_interleave(classes, 1)[:, None]  # (T, 1, columns, 3)
-    lr, l1, l2 = columns.unbind(-1)
-    penalties = [p if bool(p.any()) else None for p in (l1, l2)]
-    update = compiled(_update, device)
-    with fast_products(device):
+    step = _Step(grids, features, classes, labels.device, momentum, nesterov)
+    with fast_products(labels.device):
         for epoch in range(epochs):
-            rate = lr * 0.1 ** sum(epoch >= share * epochs for share in DECAYS)
-            order = indices[torch.randperm(len(indices), generator=generator).to(device)]
+            step.decay(0.1 ** sum(epoch >= share * epochs for share in DECAYS))
+            order = indices[torch.randperm(len(indices), generator=generator).to(labels.device)]
             for part in order.split(batch_size):
-                x = inputs(epoch, part)
-                error = _error(found.scores(x), labels[part], classes)
-                gradient = _gradient(x, error, weight)
-                update(weight, velocities[0], gradient, rate, *penalties, momentum, nesterov)
-                _update(bias, velocities[1], error.sum(1, True), rate, None, None, momentum, nesterov)
+                step(inputs(epoch, part), labels[part])
             after_epoch()
-    return found
+    return step.probes
+
+
+class _Step:
+    """SGD on a grid of probes, by one batch at a time.
+
+    Given inputs in 16 bits, both products are of 16-bit numbers, like TF32 with 10 bits of mantissa, and
+    summed in 32; what is learned stays in 32 bits. On a GPU a step on few features, which would take longer
+    to launch than to compute, is recorded once and replayed.
+    """
+
+    def __init__(
+        self,
+        grids: Sequence[Sequence[Rates]],
+        features: int,
+        classes: int,
+        device: torch.device,
+        momentum: float,
+        nesterov: bool,
+    ):
+        shape = len(grids), features, len(grids[0]) * classes
+        self.probes = Probes(
+            torch.zeros(shape, device=device), torch.zeros(shape[0], 1, shape[2], device=device)
+        )
+        self.half: Tensor | None = None  # a copy of the weights in 16 bits
+        self.velocities = tuple(torch.zeros_like(p) for p in self.probes)
+        columns = torch.tensor(grids, device=device).repeat_interleave(classes, 1)[:, None]  # (T, 1, C, 3)
+        self.lr, l1, l2 = columns.unbind(-1)
+        self.rate = self.lr.clone()
+        self.penalties = [p if bool(p.any()) else None for p in (l1, l2)]
+        self.classes, self.momentum, self.nesterov = classes, momentum, nesterov
+        self.error, self.update = compiled(_error, device), compiled(_update, device)
+        self.replayed = _Replayed(self._take)
+
+    def decay(self, factor: float) -> None:
+        torch.mul(self.lr, factor, out=self.rate)
+
+    def __call__(self, x: Tensor, labels: Tensor) -> None:
+        if x.is_cuda and x.nbytes <= COPIED:
+            self.replayed(x, labels)
+        else:
+            self._take(x, labels)
+
+    def _take(self, x: Tensor, labels: Tensor) -> None:
+        weight, bias = self.probes
+        if x.dtype == torch.half and self.half is None:
+            self.half = weight.half()
+        probes = self.probes if self.half is None else Probes(self.half, bias)
+        error = self.error(probes.scores(x), labels, self.classes)
+        gradient, rule = _gradient(x, error, weight), (self.momentum, self.nesterov)
+        self.update(weight, self.velocities[0], gradient, self.rate, *self.penalties, *rule, self.half)
+        _update(bias, self.velocities[1], error.sum(1, True), self.rate, None, None, *rule)
+
+
+class _Replayed:
+    """A function of tensors on a GPU that, called with the same shapes again, is replayed as one graph."""
+
+    def __init__(self, function: Callable[..., None]):
+        self.function, self.called = function, 0
+        self.inputs: tuple[Tensor, ...] = ()
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *inputs: Tensor) -> None:
+        shapes = [x.shape for x in inputs]
+        if shapes != [x.shape for x in self.inputs]:
+            if self.graph is not None:  # the last batch of an epoch
+                return self.function(*inputs)
+            self.inputs, self.called = tuple(map(torch.clone, inputs)), 0
+        self.called += 1
+        if self.called <= 3:  # compiled and warmed up
+            return self.function(*inputs)
+        for mine, x in zip(self.inputs, inputs, strict=True):
+            mine.copy_(x)
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.function(*self.inputs)
+        return self.graph.replay()
 
 
 @torch.no_grad()
@@ -130,16 +200,40 @@ def fast_products(device: torch.device) -> Iterator[None]:
 
 
 def _error(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The gradient of the mean cross-entropy in the scores, for each probe its own."""
+    """``SCALE`` times the gradient of the mean cross-entropy in the scores, for each probe its own."""
     share = torch.softmax(scores.unflatten(-1, (-1, classes)), -1)
-    share -= F.one_hot(labels, classes)[:, None]
-    return tiny_to_zero(share.flatten(-2) / len(labels))
+    share = share - F.one_hot(labels, classes)[:, None]
+    return tiny_to_zero(share.flatten(-2) * (SCALE / len(labels)))
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x (T, batch, features) with weight (T, features, columns), both in 16 bits; the result in 32.
+
+    In parts of the features that are added up: one product over all of them, with so few results, would leave
+    most of a GPU idle.
+    """
+    features = x.shape[-1]
+    fitting = (n for n in range(MOST_PARTS, 1, -1) if features % (8 * n) == 0)  # 16 bytes are read at once
+    parts = next(fitting, 1)
+    return torch.stack(
+        [
+            _wide(a.unflatten(-1, (parts, -1)).transpose(0, 1), b.unflatten(0, (parts, -1))).sum(0)
+            for a, b in zip(x, weight, strict=True)
+        ]
+    )
+
+
+def _wide(a: Tensor, b: Tensor) -> Tensor:
+    """The products of two stacks of 16-bit matrices in 32 bits."""
+    if a.is_cuda and hasattr(torch.ops.aten.bmm, "dtype"):
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
 
 
 def _gradient(x: Tensor, error: Tensor, weight: Tensor) -> Tensor:
     """The gradient in the weights: x' error, or for codes the errors added up in the rows they name."""
     if x.is_floating_point():
-        return x.mT @ error
+        return x.mT @ error.to(x.dtype)
     batch, simplices = x.shape
     vertices = weight.shape[1] // simplices
     block = max(1, SCATTERED // (4 * batch * vertices))  # simplices
@@ -154,14 +248,16 @@ def _gradient(x: Tensor, error: Tensor, weight: Tensor) -> Tensor:
 def _update(
     weight: Tensor,
     velocity: Tensor,
-    gradient: Tensor,  # is overwritten
+    gradient: Tensor,  # times SCALE
     rate: Tensor,
     l1: Tensor | None,
     l2: Tensor | None,
     momentum: float,
     nesterov: bool,
+    half: Tensor | None = None,  # a copy of the weight to be written too
 ) -> None:
     """SGD as torch.optim has it, with a rate and penalties for each column."""
+    gradient = gradient.float() / SCALE
     if l1 is not None:
         gradient.addcmul_(weight.sign(), l1)
     if l2 is not None:
@@ -169,3 +265,5 @@ def _update(
     velocity.mul_(momentum).add_(gradient)
     direction = gradient.add_(velocity, alpha=momentum) if nesterov else velocity
     weight.addcmul_(direction, rate, value=-1)
+    if half is not None:
+        half.copy_(weight)

@@ -20,7 +20,7 @@ from torch import Tensor
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError, unknown
 from simplicia.evaluate.features import check_classes
-from simplicia.evaluate.inputs import Inputs
+from simplicia.evaluate.inputs import Inputs, precision
 from simplicia.evaluate.linear import Probes, Rates, correct, train
 from simplicia.evaluate.results import over_seeds, result
 from simplicia.run import Run
@@ -132,6 +132,7 @@ class Trained:
     def training(self) -> dict[str, Any]:
         """What a result says of how probes were trained and chosen."""
         settings, on_gpu = self.settings, self.run.device.type == "cuda"
+        products = {torch.half: "fp16"}.get(precision(self.layer, self.run.device), "tf32")
         return {
             "network": self.network,
             "layer": self.layer,
@@ -148,7 +149,7 @@ class Trained:
             "momentum": settings.momentum,
             "nesterov": settings.nesterov,
             "views": "crop and flip" if settings.augment else "none",
-            "precision": ("bf16 views, " * settings.augment + "tf32 products") if on_gpu else "float32",
+            "precision": f"{'bf16 views, ' * settings.augment}{products} products" if on_gpu else "float32",
         }
 
     def test(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -176,6 +176,67 @@ def test_codes_are_dense_one_hot_vectors(run, sets, monkeypatch):
     torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
 
 
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture
+def in_16_bits(monkeypatch):
+    """As on a GPU: simplices and codes in 16 bits, codes as dense vectors."""
+    monkeypatch.setattr(inputs, "precision", lambda layer, device: torch.half)
+
+
+@pytest.mark.parametrize("layer", ["sem", "codes"])
+def test_products_of_16_bit_numbers_train_the_same_probes(run, sets, in_16_bits, layer):
+    images, labels = sets[0].images, sets[0].labels
+    source = Inputs(run, images, layer, (0.0,) if layer == "codes" else (0.1, 1.0))
+    everything = torch.arange(400)
+    dense = source.plain(everything)
+    assert dense.dtype == torch.half and dense.shape[1:] == (400, 208)
+    if layer == "codes":
+        assert source.kept.dtype == torch.uint8
+        torch.testing.assert_close(dense[0].float(), run.encode(images, "sem", 0.0))
+    grid = [[Rates(0.1), Rates(1.0, 1e-5), Rates(0.5, 0.0, 1e-3)]] * len(dense)
+
+    def trained(inputs):
+        # 400 = 6 x 64 + 16: the last batch of an epoch is smaller
+        return train(inputs, source.width, everything, labels, 20, grid, epochs=5, batch_size=64)
+
+    found = trained(lambda e, part: source.plain(part))
+    wide = trained(lambda e, part: source.plain(part).float())
+    assert found.weight.dtype == torch.float32
+    for a, b in zip(found, wide, strict=True):
+        assert (a - b).abs().max() < 2e-3 * b.abs().max()
+    scores = [p.scores(x) for p, x in ((found, dense), (wide, dense.float()))]
+    assert (scores[0].argmax(-1) == scores[1].argmax(-1)).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("features", [80, 96, 17])
+def test_a_product_in_parts_is_the_product(features):
+    x, weight = torch.randn(2, 5, features).half(), torch.randn(2, features, 7).half()
+    torch.testing.assert_close(linear._product(x, weight), x.float() @ weight.float())
+
+
+@gpu
+@pytest.mark.parametrize("layer", ["encoder", "sem", "codes"])
+def test_on_a_gpu_a_recorded_step_trains_the_same_probes(run, sets, monkeypatch, layer):
+    here = Run(run.path, run.recipe, copy.deepcopy(run.method).cuda(), run.state)
+    settings = dataclasses.replace(QUICK, temperatures=(0.1, 1.0), augment=True)
+    graphs = []
+    real = torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda g: graphs.append(g) or real(g))
+    recorded = fit(here, sets[0], layer, settings).probes[0]
+    assert len(set(map(id, graphs))) == 2 and len(graphs) > 20  # for choosing, and for the chosen
+    monkeypatch.setattr(linear, "COPIED", 0)
+    launched = fit(here, sets[0], layer, settings).probes[0]
+    assert len(set(map(id, graphs))) == 2
+    for a, b in zip(recorded, launched, strict=True):
+        assert (a - b).abs().max() < 1e-4 * b.abs().max()
+    monkeypatch.setattr(inputs, "precision", lambda layer, device: torch.float32)
+    wide = fit(here, sets[0], layer, settings).probes[0]
+    for a, b in zip(recorded, wide, strict=True):
+        assert (a - b).abs().max() < 0.02 * b.abs().max()
+
+
 def test_codes_are_temperature_zero(run, sets):
     codes = probe(run, *sets, "codes", QUICK)
     sharp = probe(run, *sets, "sem", dataclasses.replace(QUICK, temperatures=(0.0,)))
