@@ -9,6 +9,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,9 +56,16 @@ def kornia_views(images: torch.Tensor, size: int):
     return lambda: [view(images.float() / 255) for _ in range(2)]
 
 
+def tell(row: dict[str, Any]) -> None:
+    text = f"{row['batch']} x {row['size']} px  {row['views']:40} {row['ms_per_view']:.3f} ms per view"
+    print(text, flush=True)
+
+
 def main(out: str = "results/bench/views.json") -> None:
     device = choose("auto")
     rows = bench_views("auto")
+    for row in rows:
+        tell(row)
     for batch, size in ((256, 32), (128, 224)):
         shape, where = (batch, 3, size, size), {"cpu": torch.device("cpu"), "device": device}
         images = {k: torch.randint(0, 256, shape, dtype=torch.uint8, device=d) for k, d in where.items()}
@@ -77,8 +85,7 @@ def main(out: str = "results/bench/views.json") -> None:
                 | made
                 | {"speedup_over_eager": None, "ours_is_faster_by": 1e3 * seconds / 2 / ours["ms_per_view"]}
             )
-    for row in rows:
-        print(f"{row['batch']} x {row['size']} px  {row['views']:40} {row['ms_per_view']:.3f} ms per view")
+            tell(rows[-1])
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     Path(out).write_text(json.dumps(rows, indent=1) + "\n")
 

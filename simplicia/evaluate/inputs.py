@@ -11,7 +11,7 @@ which products of other layers round to, and values between 0 and 1 need no more
 import copy
 import math
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from torch import Tensor
 from simplicia.data.resident import mix
 from simplicia.data.views import Views, ViewSettings
 from simplicia.evaluate.features import encoder_features
-from simplicia.evaluate.linear import compiled, rows, tiny_to_zero
+from simplicia.evaluate.linear import rows, tiny_to_zero
+from simplicia.evaluate.simplices import simplices
 from simplicia.run import Run, represent
-from simplicia.sem import simplicial
 
 PLAIN_KEPT = 2**30  # bytes of a plain layer kept rather than computed again for each batch
 VIEWS_KEPT = {"cuda": 16 * 2**30}  # bytes of views' features kept for the probe that is trained last
@@ -75,8 +75,8 @@ class Inputs:
             return codes.to(torch.uint8 if self.vertices <= 256 else torch.int32)  # L small numbers
         if self.layer == "sem":
             logits = represent(self.net, features, "embedder").float()  # once for all temperatures
-            simplices = compiled(_simplices, logits.device)
-            return tiny_to_zero(simplices(logits, self.vertices, self.temperatures, self.dtype))
+            taus = cast(tuple[float, ...], self.temperatures)
+            return tiny_to_zero(simplices(logits, self.vertices, taus, self.dtype))
         return tiny_to_zero(represent(self.net, features, self.layer).float())[None]
 
     def _batch(self, x: Tensor) -> Tensor:
@@ -143,7 +143,3 @@ class _EpochViews:
 def precision(layer: str, device: torch.device) -> torch.dtype:
     """In what a layer comes, and its product with a probe's weights is taken."""
     return torch.half if layer in ("sem", "codes") and device.type == "cuda" else torch.float32
-
-
-def _simplices(logits: Tensor, vertices: int, temperatures: tuple[float, ...], dtype: torch.dtype) -> Tensor:
-    return torch.stack([simplicial(logits, vertices, tau).to(dtype) for tau in temperatures])

@@ -1,0 +1,48 @@
+"""Simplices at several temperatures at once. Without a GPU the kernel runs in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from simplicia.evaluate.simplices import at_once, simplices
+from simplicia.sem import simplicial
+
+GPU = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # must be set before triton is first imported
+kernels = pytest.mark.skipif(not (GPU or INTERPRETED), reason="runs in the interpreter's own process")
+TEMPERATURES = (1e-6, 1e-4, 0.1, 1.0, 10.0, 0.0)
+
+
+@pytest.mark.skipif(GPU or INTERPRETED, reason="the kernel runs in this process")
+def test_the_kernel_in_the_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+@kernels
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # what is masked
+@pytest.mark.parametrize("shape", [(9, 7, 13), (3, 700, 13), (5, 5, 2), (2, 3, 64), (4, 4, 1)])
+@pytest.mark.parametrize("dtype", [torch.half, torch.float32])
+def test_the_kernel_against_the_softmax(shape, dtype):
+    torch.manual_seed(0)
+    images, count, vertices = shape
+    logits = 3 * torch.randn(images, count * vertices)
+    logits[0] = logits[0].round()  # some are equal
+    found = at_once(logits.cuda() if GPU else logits, vertices, TEMPERATURES, dtype).cpu()
+    assert found.dtype == dtype
+    for ours, tau in zip(found.float(), TEMPERATURES, strict=True):
+        exact = simplicial(logits.double(), vertices, tau).float()
+        torch.testing.assert_close(ours, exact, rtol=0, atol=5e-4 if dtype == torch.half else 1e-5)
+
+
+def test_without_a_gpu_it_is_the_softmax_at_each():
+    logits = torch.randn(4, 26)
+    found = simplices(logits, 13, (0.0, 0.5))
+    assert torch.equal(found, torch.stack([simplicial(logits, 13, tau) for tau in (0.0, 0.5)]))
