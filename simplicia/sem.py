@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Temperature = float | Tensor
+# Asked once and not in every forward: torch.compile of some releases cannot trace the question.
+_AUTOCAST = {kind for kind in ("cpu", "cuda", "mps", "xpu", "hpu") if torch.amp.is_autocast_available(kind)}
 
 
 def simplicial(x: Tensor, vertices: int, temperature: Temperature = 1.0) -> Tensor:
@@ -153,7 +155,7 @@ def _is_half(x: Tensor) -> bool:
 
 def _is_autocast(x: Tensor) -> bool:
     kind = x.device.type  # there are devices without autocast, such as "meta"
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return kind in _AUTOCAST and torch.is_autocast_enabled(kind)
 
 
 def _groups(x: Tensor, vertices: int) -> Tensor:
