@@ -118,10 +118,13 @@ class _ScaledSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, scale: Temperature) -> Tensor:
         wide = x.float() if _is_half(x) else x
-        if not _is_short(wide):
-            return torch.softmax(wide * scale, -1).to(x.dtype)
-        powers = ((wide - wide.amax(-1, keepdim=True)) * scale).exp()
-        return (powers / powers.sum(-1, keepdim=True)).to(x.dtype)
+        if _is_short(wide):
+            powers = ((wide - wide.amax(-1, keepdim=True)) * scale).exp()
+            result = powers / powers.sum(-1, keepdim=True)
+        else:
+            result = torch.softmax(wide * scale, -1)
+        # torch.compile of torch 2.11 loses the gradient of a result that went through a .to() without effect
+        return result.to(x.dtype) if _is_half(x) else result
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:

@@ -39,6 +39,29 @@ def test_the_readmes_numbers_are_those_of_the_stored_demo():
     assert "\n".join(rows) in (ROOT / "README.md").read_text(), "\n".join(rows)
 
 
+def test_libraries_and_probes_on_the_performance_page_are_the_stored_ones():
+    import json
+
+    bench, page = ROOT / "results/bench", (ROOT / "docs/performance.md").read_text()
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for row in json.loads((bench / "libraries.json").read_text()):
+        speed = f"{row['ms_per_step']:.2f} | {row['times_ours']:.2f} | {row['workers']}"
+        assert f"| {row['library']} {row['version']} | {speed} |" in page
+        if row["library"] == "lightly":
+            assert f"lightly's BYOL took {row['times_ours']:.1f} times" in readme
+        if row["library"] == "solo-learn":
+            assert f"solo-learn's {row['times_ours']:.1f} times" in readme
+    for row in json.loads((bench / "probe.json").read_text()):
+        epoch = row["seconds_per_epoch"]
+        each = f"{epoch['choosing']:.2f} | {epoch['retraining']:.2f}"
+        whole = f"{row['whole_seconds']:.0f} | {row['whole_peak_gib']:.1f}"
+        assert f"| {row['layer']} | {each} | {whole} |" in page
+    for name in ("plain", "third"):
+        found = json.loads((ROOT / f"results/cifar100/byol-sem-100-{name}.json").read_text())["results"][0]
+        told = f"{found['accuracy']:.1f} ± {found['standard_error']:.1f} %"
+        assert found["layer"] == "sem" and told in page
+
+
 def test_the_performance_pages_numbers_are_the_stored_ones():
     import json
 

@@ -25,6 +25,12 @@ EXTRA = {
 }
 
 
+@pytest.fixture(autouse=True)
+def compiled_anew():
+    """What is compiled for one test counts towards the compiler's limit of variants in the next."""
+    torch._dynamo.reset()
+
+
 @pytest.fixture
 def projectors_in_halves(monkeypatch):
     """As at the paper's size, of weights that are small here."""
