@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Temperature = float | Tensor
-# Asked once and not in every forward: torch.compile of some releases cannot trace the question.
-_AUTOCAST = {kind for kind in ("cpu", "cuda", "mps", "xpu", "hpu") if torch.amp.is_autocast_available(kind)}
+# Devices with autocast, asked here and not in every forward: some releases' torch.compile cannot trace it.
+_DEVICES = "cpu", "cuda", "mps", "xpu", "hpu", "xla", "ipu", "mtia", "maia", "privateuseone"
+_AUTOCAST = frozenset(kind for kind in _DEVICES if torch.amp.is_autocast_available(kind))
 
 
 def simplicial(x: Tensor, vertices: int, temperature: Temperature = 1.0) -> Tensor:
@@ -124,7 +125,7 @@ class _ScaledSoftmax(torch.autograd.Function):
         else:
             result = torch.softmax(wide * scale, -1)
         # torch.compile of torch 2.11 loses the gradient of a result that went through a .to() without effect
-        return result.to(x.dtype) if _is_half(x) else result
+        return result if result.dtype == x.dtype else result.to(x.dtype)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:

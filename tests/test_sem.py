@@ -189,6 +189,13 @@ def test_compiles_without_a_graph_break(temperature):
         torch.testing.assert_close(grad, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_result_is_of_the_features_type(dtype):
+    x = torch.randn(2, 12, dtype=dtype, requires_grad=True)
+    p = simplicial(x, 3, torch.full((4, 1), 0.5, dtype=torch.float64))
+    assert p.dtype == dtype and torch.autograd.grad(p.square().sum(), x)[0].dtype == dtype
+
+
 def test_exports():
     sem = SimplicialEmbedding(16, simplices=4, vertices=3, temperature=0.5).eval()
     batch = torch.export.Dim("batch", min=2, max=64)

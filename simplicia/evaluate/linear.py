@@ -13,8 +13,7 @@ from torch import Tensor
 NOTHING = 1e-15  # smaller than this is zero: denormal numbers make a CPU ten times slower
 DECAYS = 0.6, 0.8  # shares of the epochs after which the rate is a tenth
 SCATTERED = 2**26  # bytes of codes that are one-hot at a time
-MOST_PARTS = 16  # into which a product over many features is cut, to occupy a whole GPU
-SCALE = 256  # of errors, which are at most 1 / batch: what 16 bits hold best is near 1
+SCALE = 256  # of errors in 16 bits, which hold best what is near 1; they are at most 1 / batch
 COPIED = 2**24  # bytes of inputs up to which a step is recorded: it reads them from where they are copied to
 
 
@@ -59,7 +58,8 @@ def train(
 ) -> Probes:
     """All probes of a grid at once, from zero, by SGD on the cross-entropy, rate x0.1 at 60 % and 80 %.
 
-    Each is what it would be if trained alone on the same batches. Nothing in an epoch waits for the device.
+    Each is what it would be if trained alone on the same batches. No step waits for the device, but for the
+    one that is recorded.
     """
     generator = torch.Generator().manual_seed(seed)
     step = _Step(grids, features, classes, labels.device, momentum, nesterov)
@@ -76,9 +76,9 @@ def train(
 class _Step:
     """SGD on a grid of probes, by one batch at a time.
 
-    Given inputs in 16 bits, both products are of 16-bit numbers, like TF32 with 10 bits of mantissa, and
-    summed in 32; what is learned stays in 32 bits. On a GPU a step on few features, which would take longer
-    to launch than to compute, is recorded once and replayed.
+    Inputs in 16 bits have both products taken in 16 bits, whose mantissa of 10 is TF32's, and summed in 32;
+    the weights' gradient is written in 16, and what is learned stays in 32. On a GPU a step on few features,
+    which would take longer to launch than to compute, is recorded once and replayed.
     """
 
     def __init__(
@@ -102,52 +102,60 @@ class _Step:
         self.penalties = [p if bool(p.any()) else None for p in (l1, l2)]
         self.classes, self.momentum, self.nesterov = classes, momentum, nesterov
         self.error, self.update = compiled(_error, device), compiled(_update, device)
-        self.replayed = _Replayed(self._take)
+        self.record: _Record | None = None
+        self.first = True
 
     def decay(self, factor: float) -> None:
         torch.mul(self.lr, factor, out=self.rate)
 
     def __call__(self, x: Tensor, labels: Tensor) -> None:
-        if x.is_cuda and x.nbytes <= COPIED:
-            self.replayed(x, labels)
+        if self.first:
+            self.first = False
+            if x.dtype == torch.half:
+                self.half = self.probes.weight.half()
+            if x.is_cuda and x.nbytes <= COPIED:
+                self.record = _Record(x, labels)
+        if self.record is not None and self.record.takes(x, labels):
+            self.record.run(self._take, x, labels)
         else:
             self._take(x, labels)
 
     def _take(self, x: Tensor, labels: Tensor) -> None:
         weight, bias = self.probes
-        if x.dtype == torch.half and self.half is None:
-            self.half = weight.half()
         probes = self.probes if self.half is None else Probes(self.half, bias)
-        error = self.error(probes.scores(x), labels, self.classes)
-        gradient, rule = _gradient(x, error, weight), (self.momentum, self.nesterov)
+        scale = 1 if self.half is None else SCALE
+        error = self.error(probes.scores(x), labels, self.classes, scale)
+        gradient, rule = _gradient(x, error, weight), (scale, self.momentum, self.nesterov)
+        bias_gradient = error.sum(1, True)
         self.update(weight, self.velocities[0], gradient, self.rate, *self.penalties, *rule, self.half)
-        _update(bias, self.velocities[1], error.sum(1, True), self.rate, None, None, *rule)
+        _update(bias, self.velocities[1], bias_gradient, self.rate, None, None, *rule)
 
 
-class _Replayed:
-    """A function of tensors on a GPU that, called with the same shapes again, is replayed as one graph."""
+class _Record:
+    """A function of tensors on a GPU, recorded at its fourth call and from then on replayed as one graph."""
 
-    def __init__(self, function: Callable[..., None]):
-        self.function, self.called = function, 0
-        self.inputs: tuple[Tensor, ...] = ()
+    def __init__(self, *inputs: Tensor):
+        self.inputs = tuple(map(torch.empty_like, inputs))  # from where the graph reads
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.calls = 0
 
-    def __call__(self, *inputs: Tensor) -> None:
-        shapes = [x.shape for x in inputs]
-        if shapes != [x.shape for x in self.inputs]:
-            if self.graph is not None:  # the last batch of an epoch
-                return self.function(*inputs)
-            self.inputs, self.called = tuple(map(torch.clone, inputs)), 0
-        self.called += 1
-        if self.called <= 3:  # compiled and warmed up
-            return self.function(*inputs)
+    def takes(self, *inputs: Tensor) -> bool:
+        """Whether inputs have the shapes that are recorded; the last batch of an epoch may not."""
+        return all(mine.shape == x.shape for mine, x in zip(self.inputs, inputs, strict=True))
+
+    def run(self, function: Callable[..., None], *inputs: Tensor) -> None:
+        self.calls += 1
+        if self.calls <= 3:  # until all is compiled and warm
+            function(*inputs)
+            return
         for mine, x in zip(self.inputs, inputs, strict=True):
             mine.copy_(x)
         if self.graph is None:
+            device = inputs[0].device
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.function(*self.inputs)
-        return self.graph.replay()
+            with torch.cuda.device(device), torch.cuda.graph(self.graph, stream=torch.cuda.Stream(device)):
+                function(*self.inputs)
+        self.graph.replay()
 
 
 @torch.no_grad()
@@ -161,6 +169,8 @@ def correct(
     start = 0
     with fast_products(labels.device):
         for x in batches:
+            if x.dtype == torch.half and probes.weight.dtype != torch.half:
+                probes = Probes(probes.weight.half(), probes.bias)
             scores = probes.scores(x).unflatten(-1, (count, classes))  # (T, batch, probes, classes)
             truth = labels[start : start + scores.shape[1], None]
             first += (scores.argmax(-1) == truth).sum(1)
@@ -199,21 +209,22 @@ def fast_products(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _error(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """``SCALE`` times the gradient of the mean cross-entropy in the scores, for each probe its own."""
+def _error(scores: Tensor, labels: Tensor, classes: int, scale: int) -> Tensor:
+    """``scale`` times the gradient of the mean cross-entropy in the scores, for each probe its own."""
     share = torch.softmax(scores.unflatten(-1, (-1, classes)), -1)
     share = share - F.one_hot(labels, classes)[:, None]
-    return tiny_to_zero(share.flatten(-2) * (SCALE / len(labels)))
+    return tiny_to_zero(share.flatten(-2) * (scale / len(labels)))
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
     """x (T, batch, features) with weight (T, features, columns), both in 16 bits; the result in 32.
 
-    In parts of the features that are added up: one product over all of them, with so few results, would leave
+    In parts of the features that are added up: one product over many of them, with few results, would leave
     most of a GPU idle.
     """
-    features = x.shape[-1]
-    fitting = (n for n in range(MOST_PARTS, 1, -1) if features % (8 * n) == 0)  # 16 bytes are read at once
+    features, columns = weight.shape[1:]
+    most = min(16, features // 1024, 8192 // columns)
+    fitting = (n for n in range(most, 1, -1) if features % (8 * n) == 0)  # 16 bytes are read at once
     parts = next(fitting, 1)
     return torch.stack(
         [
@@ -248,16 +259,18 @@ def _gradient(x: Tensor, error: Tensor, weight: Tensor) -> Tensor:
 def _update(
     weight: Tensor,
     velocity: Tensor,
-    gradient: Tensor,  # times SCALE
+    gradient: Tensor,  # times ``scale``; is overwritten
     rate: Tensor,
     l1: Tensor | None,
     l2: Tensor | None,
+    scale: int,
     momentum: float,
     nesterov: bool,
     half: Tensor | None = None,  # a copy of the weight to be written too
 ) -> None:
     """SGD as torch.optim has it, with a rate and penalties for each column."""
-    gradient = gradient.float() / SCALE
+    if scale != 1:
+        gradient = gradient.float() / scale
     if l1 is not None:
         gradient.addcmul_(weight.sign(), l1)
     if l2 is not None:

@@ -30,9 +30,11 @@ def at_once(logits: Tensor, vertices: int, temperatures: tuple[float, ...], dtyp
     out = torch.empty(len(temperatures), *logits.shape, dtype=dtype, device=logits.device)
     count, pad = logits.numel() // vertices, triton.next_power_of_2(vertices)
     block = max(1, TILE // pad)
-    softmaxes[(triton.cdiv(count, block),)](
-        logits, out, _inverse(temperatures, logits.device), count, len(temperatures), vertices, pad, block
-    )
+    scales = _inverse(temperatures, logits.device)
+    with torch.cuda.device_of(logits):  # a kernel runs on the current one
+        softmaxes[(triton.cdiv(count, block),)](
+            logits, out, scales, count, len(temperatures), vertices, pad, block
+        )
     return out
 
 

@@ -28,7 +28,7 @@ def test_the_kernel_in_the_interpreter():
 
 @kernels
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # what is masked
-@pytest.mark.parametrize("shape", [(9, 7, 13), (3, 700, 13), (5, 5, 2), (2, 3, 64), (4, 4, 1)])
+@pytest.mark.parametrize("shape", [(9, 7, 13), (3, 700, 13), (5, 5, 2), (2, 3, 64), (4, 4, 1), (2, 1, 2100)])
 @pytest.mark.parametrize("dtype", [torch.half, torch.float32])
 def test_the_kernel_against_the_softmax(shape, dtype):
     torch.manual_seed(0)
@@ -42,7 +42,12 @@ def test_the_kernel_against_the_softmax(shape, dtype):
         torch.testing.assert_close(ours, exact, rtol=0, atol=5e-4 if dtype == torch.half else 1e-5)
 
 
-def test_without_a_gpu_it_is_the_softmax_at_each():
+def test_without_a_gpu_temperatures_stay_in_order():
     logits = torch.randn(4, 26)
-    found = simplices(logits, 13, (0.0, 0.5))
-    assert torch.equal(found, torch.stack([simplicial(logits, 13, tau) for tau in (0.0, 0.5)]))
+    found = simplices(logits, 13, (0.0, 0.5, 5.0), torch.half)
+    assert found.shape == (3, 4, 26) and found.dtype == torch.half
+    torch.testing.assert_close(
+        found.unflatten(-1, (2, 13)).sum(-1).float(), torch.ones(3, 4, 2), rtol=0, atol=5e-3
+    )
+    sharpest = found.unflatten(-1, (2, 13)).amax(-1)
+    assert (sharpest[0] == 1).all() and (sharpest[1] > sharpest[2]).all()
