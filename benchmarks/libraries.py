@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", default="results/bench/libraries.json")
     given = parser.parse_args(arguments)
     device = choose(given.device)
-    told = {"batch_size": given.batch_size, "commit": commit(), **versions(device)}
+    told = {"batch_size": given.batch_size, "steps": given.steps, "commit": commit(), **versions(device)}
     step = bench_step(
         "cifar100-byol", steps=max(5, given.steps), device=given.device, batch_size=given.batch_size
     )

@@ -131,7 +131,7 @@ class _ByView:
         for view in range(self.views):
             for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):  # type: ignore[attr-defined]
                 running.lerp_(now[view].flatten(), self.momentum)  # type: ignore[attr-defined]
-        self.num_batches_tracked.add_(self.views)  # type: ignore[operator]
+        self.num_batches_tracked.add_(self.views)  # type: ignore[attr-defined]
 
 
 class ByView1d(_ByView, nn.BatchNorm1d):

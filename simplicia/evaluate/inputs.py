@@ -1,8 +1,8 @@
 """What a linear probe is fed: a layer of a frozen network at several temperatures, of plain images or views.
 
 Dense layers come as (temperatures, batch, features). Codes come as (batch, simplices) rows of the probe's
-weights, so that what is kept of an image grows with L and not with L * V; on a GPU, where a product with
-one-hot vectors is faster than adding up rows, each batch of them is made dense.
+weights, so that what is kept of an image grows with L and not with L * V; on a GPU each batch of them is made
+dense, for the products that simplices take.
 
 On a GPU simplices and one-hot vectors come in 16 bits. Their mantissa of 10 bits is that of the TF32 numbers
 which products of other layers round to, and values between 0 and 1 need no more range.
