@@ -44,15 +44,19 @@ class Experiment:
     needs: str = ""  # what it takes that is not here: with other data it runs
 
     def chosen(self, words: list[str]) -> list[Cell]:
-        """The cells whose name has one of the words in it; all without words."""
-        lower = [word.lower() for word in words]
-        found = [c for c in self.cells if not lower or any(word in c.name.lower() for word in lower)]
+        """The cells whose name has one of the words in it, or is one given as ``=name``; all without words."""
+        found = [c for c in self.cells if not words or any(_names(word.lower(), c) for word in words)]
         if not found:
             some = ", ".join(repr(cell.name) for cell in self.cells[:4])
             raise UserError(
                 f"no cell of {self.name} has {' or '.join(words)} in its name; they are {some}, …"
             )
         return found
+
+
+def _names(word: str, cell: Cell) -> bool:
+    name = cell.name.lower()
+    return word == f"={name}" if word.startswith("=") else word in name
 
 
 @dataclass(frozen=True)
