@@ -44,7 +44,7 @@ class Experiment:
     needs: str = ""  # what it takes that is not here: with other data it runs
 
     def chosen(self, words: list[str]) -> list[Cell]:
-        """The cells whose name has one of the words in it, or is one given as ``=name``; all without words."""
+        """The cells whose name has one of the words in it, or is one of them after "="; all without words."""
         found = [c for c in self.cells if not words or any(_names(word.lower(), c) for word in words)]
         if not found:
             some = ", ".join(repr(cell.name) for cell in self.cells[:4])

@@ -143,7 +143,7 @@ def test_imagenets_cells_have_imagenets_settings_on_any_data(data):
 def test_only_some_cells():
     table1 = get("table1")
     assert [c.name for c in table1.chosen(["byol"])] == ["BYOL", "BYOL + SEM"]
-    assert [c.name for c in table1.chosen(["=byol", "=MoCo + SEM"])] == ["BYOL", "MoCo + SEM"]
+    assert [c.name for c in table1.chosen(["=byol", "=MoCo + SEM"])] == ["MoCo + SEM", "BYOL"]
     assert len(table1.chosen([])) == 14 and len(table1.chosen(["sem"])) == 7
     with pytest.raises(UserError, match="no cell of table1 has boyl in its name; they are 'SimCLR'"):
         table1.chosen(["boyl"])
