@@ -246,6 +246,10 @@ def test_training_compiles_without_a_graph_break(bottleneck):
     torch.testing.assert_close(*losses)
     for (key, a), b in zip(plain.state_dict().items(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, msg=lambda text, key=key: f"{key}: {text}")
+    trained = [(key, p.grad) for key, p in plain.named_parameters() if p.requires_grad]
+    scale = max(grad.abs().max() for _, grad in trained)
+    for (key, grad), q in zip(trained, (q for q in twin.parameters() if q.requires_grad), strict=True):
+        assert (grad - q.grad).abs().max() <= 1e-4 * scale, key
 
 
 @pytest.mark.parametrize("name", methods.names())
