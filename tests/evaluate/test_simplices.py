@@ -1,8 +1,6 @@
-"""Simplices at several temperatures at once. Without a GPU the kernel runs in Triton's interpreter."""
+"""Simplices at several temperatures at once. Without a GPU test_kernels.py has the kernel interpreted."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,19 +9,9 @@ from simplicia.evaluate.simplices import at_once, simplices
 from simplicia.sem import simplicial
 
 GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # must be set before triton is first imported
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # by test_kernels.py
 kernels = pytest.mark.skipif(not (GPU or INTERPRETED), reason="runs in the interpreter's own process")
 TEMPERATURES = (1e-6, 1e-4, 0.1, 1.0, 10.0, 0.0)
-
-
-@pytest.mark.skipif(GPU or INTERPRETED, reason="the kernel runs in this process")
-def test_the_kernel_in_the_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 
 
 @kernels
