@@ -56,6 +56,13 @@ def test_libraries_and_probes_on_the_performance_page_are_the_stored_ones():
         each = f"{epoch['choosing']:.2f} | {epoch['retraining']:.2f}"
         whole = f"{row['whole_seconds']:.0f} | {row['whole_peak_gib']:.1f}"
         assert f"| {row['layer']} | {each} | {whole} |" in page
+    before = {}
+    for layer, name in (("sem", "byol-sem"), ("encoder", "byol")):
+        stored = json.loads((ROOT / f"results/cifar100/{name}-100-third.json").read_text())["results"][0]
+        assert stored["layer"] == layer
+        before[layer] = stored["seconds"]
+    told = f"the probe took {before['sem']:.0f} s on `sem` and {before['encoder']:.0f} s on an encoder"
+    assert told in " ".join(page.split())
     for name in ("plain", "third"):
         found = json.loads((ROOT / f"results/cifar100/byol-sem-100-{name}.json").read_text())["results"][0]
         told = f"{found['accuracy']:.1f} ± {found['standard_error']:.1f} %"

@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU: their tests once more, in a process that runs them in Triton's interpreter."""
+"""Triton kernels without a GPU: their tests once more, in a process that has them interpreted."""
 
 import os
 import subprocess

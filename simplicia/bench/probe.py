@@ -43,7 +43,7 @@ def bench_probe(
     where = devices.choose(device)
     changes = {"encoder": encoder, "sem.simplices": simplices, "sem.vertices": vertices}
     recipe = with_changes(recipes.get("cifar100-byol-sem"), changes | {"options.hidden": 2, "options.out": 2})
-    torch.manual_seed(0)
+    torch.manual_seed(recipe.seed)
     state = {"step": 0, "mean": (0.5,) * 3, "std": (0.25,) * 3}
     run = Run(Path("random"), recipe, recipe.build().to(where), state)
     names = tuple(map(str, range(classes)))
@@ -93,6 +93,7 @@ def bench_probe(
         "peak_gib": None if peak is None else peak / 2**30,
         "whole_peak_gib": None if peak is None else (peak + kept) / 2**30,  # with all epochs' views kept
         "precision": found["precision"],
+        "seed": recipe.seed,
         **versions(where),
         "commit": commit(),
     }
