@@ -61,6 +61,11 @@ def tell(row: dict[str, Any]) -> None:
     print(text, flush=True)
 
 
+def keep(rows: list[dict[str, Any]], out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def main(out: str = "results/bench/views.json") -> None:
     device = choose("auto")
     rows = bench_views("auto")
@@ -86,8 +91,7 @@ def main(out: str = "results/bench/views.json") -> None:
                 | {"speedup_over_eager": None, "ours_is_faster_by": 1e3 * seconds / 2 / ours["ms_per_view"]}
             )
             tell(rows[-1])
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    Path(out).write_text(json.dumps(rows, indent=1) + "\n")
+            keep(rows, Path(out))
 
 
 if __name__ == "__main__":
