@@ -69,6 +69,23 @@ def test_libraries_and_probes_on_the_performance_page_are_the_stored_ones():
         assert found["layer"] == "sem" and told in page
 
 
+def test_views_on_the_performance_page_are_the_stored_ones():
+    import json
+
+    page = " ".join((ROOT / "docs/performance.md").read_text().split())
+    rows = json.loads((ROOT / "results/bench/views.json").read_text())
+    assert {row["commit"] for row in rows} == set(re.findall(r"views.json\), commit (\w+)\)", page))
+    for batch, size in ((256, 32), (128, 224)):
+        found = {row["views"].split(",")[0]: row for row in rows if row["size"] == size}
+        ms = {name: row["ms_per_view"] for name, row in found.items()}
+        ours = f"{ms['captured']:.3f} | {ms['eager']:.2f}"
+        assert f"| {batch} | {size} | {ours} | {ms['kornia']:.2f} | {ms['torchvision']:.1f} |" in page
+        if size == 32:
+            assert f"takes a {found['kornia']['ours_is_faster_by']:.0f}th of kornia's time" in page
+        else:
+            assert f"{found['kornia']['ours_is_faster_by']:.0f}" == "9" and "at 224 pixels a ninth" in page
+
+
 def test_the_performance_pages_numbers_are_the_stored_ones():
     import json
 
@@ -100,6 +117,7 @@ def test_the_performance_pages_numbers_are_the_stored_ones():
     tuning = json.loads((bench / "tuning.json").read_text())
     known = {f"{row['ms_per_step']:.3f}" for run in tuning["runs"] for row in run["rows"]}
     known |= {f"{row['ms']:g}" for row in tuning["alone"]["rows"]}
+    known |= {f"{row['ms_per_view']:.3f}" for row in json.loads((bench / "views.json").read_text())}
     told = set(re.findall(r"(?<![\d.])\d+\.\d{3,4}(?!\d)", page))
     assert len(told) > 15 and told <= known, told - known
     inside = json.loads((bench / "product.json").read_text())["rows"][0]["ms_per_step"]
@@ -119,14 +137,20 @@ def test_the_readmes_cifar_numbers_are_the_stored_ones():
     found = json.loads((ROOT / "results/cifar100/byol-sem-100-second.json").read_text())["results"]
     row = next(r for r in found if r["layer"] == "sem")
     assert f"ended at {row['accuracy']:.1f} ± {row['standard_error']:.1f}" in page
-    for name, label in (("byol-100-third", "BYOL"), ("byol-sem-100-third", "BYOL + SEM")):
-        found = json.loads((ROOT / f"results/cifar100/{name}.json").read_text())
-        by_layer = {(r["protocol"], r["layer"]): r for r in found["results"]}
-        for layer in ("encoder", "sem"):
-            row = by_layer.get(("offline linear probe", layer))
-            if row is not None:
-                probed = f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}"
-                assert f"| {label} | {layer} | {probed} | {found['train_seconds']:.0f} |" in page
+    rows = json.loads((ROOT / "results/paper/table1.json").read_text())
+    cells = {(row["cell"], row["epochs"]): row for row in rows if row["seed"] == 0}
+    for epochs in sorted({epochs for cell, epochs in cells if cell.startswith("BYOL")}):
+        shown = [cells.get((cell, epochs)) for cell in ("BYOL", "BYOL + SEM")]
+        words = [f"{r['accuracy']:.1f} ± {r['standard_error']:.1f}" if r else "-" for r in shown]
+        seconds = f"{shown[1]['seconds']:.0f}" if shown[1] else "-"
+        assert f"| {epochs} epochs | {' | '.join(words)} | {seconds}" in page
+    (codes,) = (
+        row
+        for row in json.loads((ROOT / "results/paper/hard-discretisation.json").read_text())
+        if (row["layer"], row["epochs"]) == ("codes", 400)
+    )
+    told = f"the run of 400 epochs has {codes['accuracy']:.1f} ± {codes['standard_error']:.1f}."
+    assert told in " ".join(page.split())
 
 
 def test_the_readme_states_the_earlier_demos_as_stored():

@@ -51,14 +51,17 @@ def page(results: Path, path: Path) -> str:
 
 
 def _missing(folder: Path) -> str:
-    """What of the paper is still to be measured."""
+    """What of the paper is still to be measured, at the budget that most cells were measured with."""
     left = []
     for name, experiment in EXPERIMENTS.items():
         rows = [row for row in store.read(folder / f"{name}.json") if "failed" not in row]
-        most = max((row["epochs"] for row in rows if row.get("epochs") is not None), default=None)
-        rows = [row for row in rows if row.get("epochs") in (None, most)]
         count = len(experiment.cells)
-        done = {_place(experiment, row) for row in rows} & set(range(count))
+        cells: dict[int | None, set[int]] = {}  # those measured, by epochs
+        for row in rows:
+            cells.setdefault(row.get("epochs"), set()).add(_place(experiment, row))
+        untrained = cells.pop(None, set())
+        most = max(cells, key=lambda epochs: (len(cells[epochs]), epochs or 0), default=None)
+        done = (untrained | cells.get(most, set())) & set(range(count))
         if len(done) < count:
             budget = f" at {most} epochs" if most is not None else ""
             left.append(f"{name} ({count - len(done)} of {count} cells{budget})" if done else name)
@@ -76,12 +79,45 @@ def _section(experiment: Experiment, file: Path, page: Path) -> str:
 
 
 def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -> str:
-    """A table for each budget that rows were measured with; each cell leads to ``link``."""
+    """A table for each budget that rows were measured with, the longest first; each cell leads to ``link``.
+
+    Where there are several budgets, a table of accuracies by epochs comes before them.
+    """
+    rows = sorted(rows, key=lambda row: (_place(experiment, row), row.get("seed") or 0))
+    parts = []
+    for alike in _grouped(rows, "pretrained_on", "batch_size", "protocol", "probe"):
+        budgets = _grouped(alike, "epochs", "device")
+        budgets.sort(key=lambda rows: -(rows[0].get("epochs") or 0))
+        measured = [row for row in alike if row.get("accuracy") is not None]
+        if len({row.get("epochs") for row in measured}) > 1:
+            parts.append(_overview(experiment, measured, link))
+        parts += [_table(experiment, rows, link) for rows in budgets]
+    return "\n".join(parts)
+
+
+def _grouped(rows: list[Row], *keys: str) -> list[list[Row]]:
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in sorted(rows, key=lambda row: (_place(experiment, row), row.get("seed") or 0)):
-        keys = "pretrained_on", "epochs", "batch_size", "device", "protocol", "probe"
+    for row in rows:
         groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
-    return "\n".join(_table(experiment, group, link) for group in groups.values())
+    return list(groups.values())
+
+
+def _overview(experiment: Experiment, rows: list[Row], link: str | None) -> str:
+    """Accuracies by epochs of pre-training, means where there are several seeds."""
+    row, budgets = rows[0], sorted({row["epochs"] for row in rows})
+    own = row.get("pretrained_on") == experiment.data
+    titles = ["cell", *(f"{epochs} epochs" for epochs in budgets)]
+    titles += [f"paper, {experiment.epochs} epochs"] if own else []
+    about = f"{experiment.title}, by epochs of pre-training on {row.get('pretrained_on')}"
+    lines = [f"**{_plain(f'{about}; {_protocol(row)}; in percent')}.**\n"]
+    lines += ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for cell in _grouped(rows, "cell"):
+        found = {e: [row["accuracy"] for row in cell if row["epochs"] == e] for e in budgets}
+        shown = [_linked(cell[0], link)]
+        shown += [f"{statistics.mean(a):.1f}" if a else "-" for a in found.values()]
+        shown += [_shown(experiment, cell[0], "paper", "")] if own else []
+        lines.append("| " + " | ".join(shown) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def _table(experiment: Experiment, rows: list[Row], link: str | None) -> str:
@@ -94,15 +130,14 @@ def _table(experiment: Experiment, rows: list[Row], link: str | None) -> str:
     columns += [c for c in experiment.columns if any(row.get(c[1]) is not None for row in rows)]
     if len({row.get("seed") for row in rows}) > 1:
         columns.append(("seed", "seed", ""))
-    if any(row.get("note") is not None for row in rows):
+    if len({row.get("note") for row in rows}) > 1:  # one that all have is in the caption
         columns.append(("note", "note", ""))
     lines = [f"{_caption(experiment, rows)}\n"]
     lines.append("| " + " | ".join(title for title, _, _ in columns) + " |")
     lines.append("|" + "---|" * len(columns))
     for row in _with_means(rows):
         shown = [_shown(experiment, row, key, form) for _, key, form in columns]
-        if link is not None:
-            shown[0] = f"[{shown[0]}]({link})"
+        shown[0] = _linked(row, link)
         lines.append("| " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
 
@@ -128,8 +163,7 @@ def _caption(experiment: Experiment, rows: list[Row]) -> str:
     """What all rows have in common: protocol and budget."""
     row = rows[0]
     words = [experiment.title]
-    how = str(row.get("protocol"))
-    words.append(f"{how}, settings: {row['probe']}" if row.get("probe") is not None else how)
+    words.append(_protocol(row))
     encoders = list(dict.fromkeys(str(row["encoder"]) for row in rows if row.get("encoder") is not None))
     if encoders:
         words.append(f"encoder: {', '.join(encoders)}")
@@ -143,7 +177,19 @@ def _caption(experiment: Experiment, rows: list[Row]) -> str:
         several = len(_with_means(rows)) > len(rows)
         means = ", of a mean the standard deviation of its seeds" if several else ""
         words.append(f"±: standard error of the test images{means}")
+    if len({row.get("note") for row in rows}) == 1 and row.get("note") is not None:
+        words.append(row["note"])
     return f"**{_plain('; '.join(words))}.**"
+
+
+def _protocol(row: Row) -> str:
+    how = str(row.get("protocol"))
+    return f"{how}, settings: {row['probe']}" if row.get("probe") is not None else how
+
+
+def _linked(row: Row, link: str | None) -> str:
+    name = _plain(str(row["cell"]))
+    return name if link is None else f"[{name}]({link})"
 
 
 def _range(rows: list[Row], key: str) -> str:

@@ -74,14 +74,36 @@ def test_the_papers_number_stands_beside_ours_under_the_budget():
 
 
 def test_budgets_do_not_mix_and_seeds_are_told_apart():
-    rows = [row(), row(seed=1, accuracy=62.0), row(epochs=10), row(pretrained_on="shapes", paper=None)]
-    first, second, third = markdown(get("table1"), rows).split("\n**")
+    rows = [row(epochs=10), row(), row(seed=1, accuracy=62.0), row(pretrained_on="shapes", paper=None)]
+    _, first, second, third = markdown(get("table1"), rows).split("\n**")
     assert "| seed |" in first and "| BYOL | 70.7 | 62.0 ± 0.5 | 1 |" in first
     assert first.endswith("| BYOL, mean of 2 seeds | 70.7 | 61.6 ± 0.5 | - |\n")
     assert "standard error of the test images, of a mean the standard deviation of its seeds" in first
     assert "standard error of the test images." in second
     assert " 10 epochs" in second and "seed" not in second
     assert "on shapes" in third and "paper" not in third
+
+
+def test_several_budgets_are_first_seen_side_by_side():
+    long, sem = row(accuracy=62.0, seed=1), row(cell="BYOL + SEM", paper=73.9, epochs=10, accuracy=50.0)
+    failed = row(cell="BYOL + SEM", failed="no", accuracy=None)
+    rows = [row(epochs=10, accuracy=48.9), sem, failed, row(), long]
+    assert markdown(get("table1"), rows, "r.json").splitlines()[:6] == [
+        "**Seven methods without and with SEM, by epochs of pre-training on cifar100; "
+        "offline linear probe, settings: cifar; in percent.**",
+        "",
+        "| cell | 10 epochs | 200 epochs | paper, 1000 epochs |",
+        "|---|---|---|---|",
+        "| [BYOL](r.json) | 48.9 | 61.6 | 70.7 |",
+        "| [BYOL + SEM](r.json) | 50.0 | - | 73.9 |",
+    ]
+
+
+def test_a_note_that_all_rows_have_is_said_once():
+    noted = row(note="on a shared GPU")
+    alike = markdown(get("table1"), [noted, noted | {"cell": "BYOL + SEM"}])
+    assert alike.count("on a shared GPU") == 1 and "; on a shared GPU.**\n" in alike
+    assert "| on a shared GPU |" in markdown(get("table1"), [noted, row(cell="BYOL + SEM")])
 
 
 def test_what_the_paper_only_draws_and_what_diverged_are_said():
@@ -123,11 +145,11 @@ def test_a_page_keeps_the_papers_rules_and_others_apart(tmp_path):
     assert "[BYOL](../results/other/table1.json) | 70.7 | 33.3" in second and "A note" not in second
 
 
-def test_what_is_missing_is_told_of_the_largest_budget(tmp_path):
+def test_what_is_missing_is_told_of_the_budget_that_most_cells_have(tmp_path):
     target = tmp_path / "a page" / "results.md"
     (tmp_path / "my results" / "paper").mkdir(parents=True)
     failed = row(cell="MoCo", epochs=500, failed="no", accuracy=None)
-    rows = [row(), row(cell="BYOL + SEM"), row(cell="SimCLR", epochs=10), failed]
+    rows = [row(), row(cell="BYOL + SEM"), row(cell="SimCLR", epochs=400), failed]
     (tmp_path / "my results" / "paper" / "table1.json").write_text(json.dumps(rows))
     text = page(tmp_path / "my results", target)
     assert "table1 (12 of 14 cells at 200 epochs), " in text
