@@ -1,6 +1,7 @@
 """Devices, precision and processes: Lightning Fabric, set up from a few words."""
 
 import logging
+import warnings
 from typing import Any
 
 import torch
@@ -32,6 +33,15 @@ def choose(device: str = "auto") -> torch.device:
     return chosen
 
 
+def _hush() -> None:
+    """Hints of Fabric and of torch's compiler are for those who write training loops."""
+    for name in ("lightning.fabric", "lightning_fabric", "lightning.pytorch"):
+        for logger in (name, f"{name}.utilities.rank_zero"):
+            logging.getLogger(logger).setLevel(logging.WARNING)
+    # what is still in 32 bits is meant to be
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+
+
 def fabric(device: str, processes: int, precision: str) -> Any:
     """A launched Fabric."""
     try:
@@ -39,9 +49,7 @@ def fabric(device: str, processes: int, precision: str) -> Any:
     except ImportError:
         from lightning_fabric import Fabric
 
-    for name in ("lightning.fabric", "lightning_fabric"):  # its hints are for its own users
-        for logger in (name, f"{name}.utilities.rank_zero"):
-            logging.getLogger(logger).setLevel(logging.WARNING)
+    _hush()
     chosen = choose(device)
     if processes < 1:
         raise UserError(f"processes is {processes}; it must be at least 1")

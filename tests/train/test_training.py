@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ import torch
 import simplicia
 from simplicia import methods
 from simplicia.errors import Diverged, UserError
-from simplicia.train import checkpoint
+from simplicia.train import checkpoint, devices
 from simplicia.train.step import Step
 
 SMALL = {"epochs": 2, "batch_size": 500, "encoder": "tiny", "sem.simplices": 8, "log_every": 3, "quiet": True}
@@ -275,6 +277,17 @@ def run(folder, tmp_path_factory):
     return simplicia.pretrain(
         "byol-sem", out=tmp_path_factory.mktemp("runs") / "a", **settings(folder, epochs=1)
     )
+
+
+def test_hints_for_those_who_write_loops_stay_away():
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        devices.fabric("cpu", 1, "bf16")
+        warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert [str(warning.message) for warning in said] == ["something else"]
+    for name in ("lightning.fabric", "lightning_fabric", "lightning.pytorch"):
+        assert not logging.getLogger(f"{name}.utilities.rank_zero").isEnabledFor(logging.INFO)
 
 
 def test_the_run_is_a_folder_that_says_all(run):
