@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simplicia.errors import UserError
 from simplicia.evaluate.probe import preset
 from simplicia.reproduce import EXPERIMENTS, get
-from simplicia.reproduce.budget import MEASURED, PROBE_SECONDS, budget, step_ms
+from simplicia.reproduce.budget import MEASURED, OTHER_SECONDS, PROBE_SECONDS, budget, step_ms
 from simplicia.reproduce.experiment import Cell, plan
 from simplicia.reproduce.measures import MEASURES
 
@@ -158,11 +158,15 @@ def test_budgets_come_from_measured_times():
                 row["recipe"], round(row["ms_per_step"], 3)
             )  # the first is alone in its process
     assert stored == MEASURED and {row["device"] for row in rows} == {"NVIDIA H200"}
-    third = json.loads((RESULTS / "cifar100/byol-sem-100-third.json").read_text())["results"]
-    assert round(next(r["seconds"] for r in third if r.get("preset") == "cifar")) == PROBE_SECONDS
+    probes = json.loads((RESULTS / "bench/probe.json").read_text())
+    assert {row["layer"]: round(row["whole_seconds"]) for row in probes} == PROBE_SECONDS
+    for name, seconds in OTHER_SECONDS.items():
+        file = "bound" if name == "tradeoff" else name
+        rows = json.loads((RESULTS / f"paper/{file}.json").read_text())
+        assert seconds in {round(row["probe_seconds"]) for row in rows if row["epochs"] is not None}
     found = budget(get("bound"), epochs=10)
     assert found.runs == 1 and found.measured
-    assert found.hours == pytest.approx((11.221e-3 * 10 * 195 + 126) / 3600)
+    assert found.hours == pytest.approx((11.221e-3 * 10 * 195 + 11) / 3600)
     method = plan(cell("bound", "BYOL + SEM"), "cifar100").complete
     with torch.device("meta"):
         parameters = list(method.build().parameters())
