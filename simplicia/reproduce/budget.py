@@ -27,7 +27,7 @@ MEASURED = {
     "cifar100-vicreg": 6.182,
     "cifar100-vicreg-sem": 8.288,
 }
-# results/bench/probe.json: seconds of the whole probe with the preset cifar there; other layers are taken as sem
+# results/bench/probe.json: seconds of the whole probe with the preset cifar there; other layers count as sem
 PROBE_SECONDS = {"sem": 118.0, "encoder": 31.0, "codes": 61.0}
 # results/paper: seconds of what is measured in another way, some of it while the GPU was shared
 OTHER_SECONDS = {"coherence": 32.0, "entropy": 5.0, "spectrum": 6.0, "tradeoff": 11.0}
