@@ -99,8 +99,9 @@ class _EpochViews:
     def __init__(self, run: Run, images: Tensor, encoder: Any):
         recipe, self.device = run.recipe, run.device
         self.images = images.to(run.device)
-        crops = ViewSettings.crop_flip(recipe.views.crop_scale)
-        self.views = Views(crops, recipe.image_size, tuple(run.state["mean"]), tuple(run.state["std"]))
+        # the usual crops, whatever a method was trained with: all are measured alike
+        crops, statistics = ViewSettings.crop_flip(), (tuple(run.state["mean"]), tuple(run.state["std"]))
+        self.views = Views(crops, recipe.image_size, *statistics)
         self.fast = run.device.type == "cuda"
         self.encoder = encoder
         if self.fast:

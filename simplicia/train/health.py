@@ -60,6 +60,7 @@ def warnings(method: Method, figures: dict[str, float], step: int, total_steps: 
                 f"simplices are one-hot (entropy {share:.3f} of ln V): the temperature may be too low"
             )
     chance = method.chance
-    if late and chance is not None and abs(figures["loss"] - chance) < 0.005 * chance:
+    begun = step > 0.05 * total_steps  # before that it may not have left it yet
+    if begun and chance is not None and abs(figures["loss"] - chance) < 0.005 * chance:
         words.append(f"the loss sits at ln K = {chance:.3f}, what guessing gives: nothing is being learned")
     return words

@@ -306,6 +306,18 @@ def test_views_are_those_of_their_seed_and_epoch_kept_or_not(run, sets, monkeypa
     assert torch.equal(kept.plain(some)[0], run.encode(images[some], "encoder"))
 
 
+def test_methods_trained_with_other_crops_are_probed_on_the_same(run, sets):
+    other = dataclasses.replace(
+        run.recipe, views=dataclasses.replace(run.recipe.views, crop_scale=(0.9, 1.0))
+    )
+    some = torch.arange(20)
+    one, two = (
+        Inputs(found, sets[0].images[:20], "encoder", (None,), augment=True).training(0, 0, some)
+        for found in (run, Run(run.path, other, run.method, run.state))
+    )
+    assert torch.equal(one, two)
+
+
 def test_augmented_views_and_the_target_network(run, sets):
     run = Run(run.path, run.recipe, copy.deepcopy(run.method), run.state)
     with torch.no_grad():

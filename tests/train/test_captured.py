@@ -139,8 +139,10 @@ def three_ways(name, **changes):
 @pytest.mark.parametrize("name", methods.names())
 def test_captured_losses_are_the_eager_ones(name, bottleneck):
     # a low rate: where steps are wild, rounding grows into another path
-    lr = 0.02 * recipes.get(f"cifar100-{name}").optim.lr
-    ways = three_ways(f"cifar100-{name}{bottleneck}", **{"optim.warmup_epochs": 1, "optim.lr": lr})
+    changes = {"optim.warmup_epochs": 1, "optim.lr": 0.02 * recipes.get(f"cifar100-{name}").optim.lr}
+    if name == "swav":  # both of its phases: prototypes are released and the queue takes part at the tenth
+        changes["options"] = EXTRA["swav"] | {"frozen_epochs": 1}
+    ways = three_ways(f"cifar100-{name}{bottleneck}", **changes)
     losses = [[t.step(i).loss.item() for i in range(20)] for t in ways]
     rounding = 0.0
     for i, (exact, eager, fast) in enumerate(zip(*losses, strict=True)):

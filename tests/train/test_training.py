@@ -249,7 +249,8 @@ def test_a_loss_at_chance_is_told(folder):
 
     method = with_changes(recipes.get("shapes-moco"), {"options": HEADS["moco"]}).build()
     figures = {"loss": torch.log(torch.tensor(701.0)).item(), "feature_std": 0.5, "effective_rank": 50.0}
-    assert "ln K" in health.warnings(method, figures, 90, 100)[0]
+    assert "ln K" in health.warnings(method, figures, 6, 100)[0]
+    assert health.warnings(method, figures, 5, 100) == []
     assert health.warnings(method, {**figures, "loss": 3.0}, 90, 100) == []
 
 
