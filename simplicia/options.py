@@ -45,9 +45,9 @@ def add_settings(
     def add(group: Any, values: Any, prefix: str) -> None:
         hints = typing.get_type_hints(type(values))
         for field in dataclasses.fields(values):
-            if field.name in skip:
-                continue
             value, path = getattr(values, field.name), f"{prefix}{field.name}"
+            if path in skip:
+                continue
             if dataclasses.is_dataclass(value):
                 add(parser.add_argument_group(f"{path} ({type(value).__doc__})"), value, f"{path}.")
                 continue

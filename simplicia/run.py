@@ -1,8 +1,7 @@
 """A run: the folder that pre-training leaves, and the trained model in it."""
 
-import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from simplicia.bottlenecks import VectorQuantised
 from simplicia.data.views import eval_view
 from simplicia.errors import UserError, unknown
+from simplicia.files import whole
 from simplicia.methods import Method
 from simplicia.methods.base import Network
 from simplicia.sem import Temperature, simplicial
@@ -85,7 +85,7 @@ class Run:
     @torch.no_grad()
     def encode(
         self,
-        images: Tensor | Sequence[Any],
+        images: Tensor | Iterable[Any],
         layer: str | None = None,
         temperature: Temperature | None = None,
         network: str = "online",
@@ -117,9 +117,8 @@ class Run:
         target = Path(path) if path is not None else self.path / "results" / f"{name}.json"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = target.with_name(f".{target.name}.writing")
-            temporary.write_text(json.dumps(result, indent=1) + "\n")
-            temporary.replace(target)
+            with whole(target) as temporary:
+                temporary.write_text(json.dumps(result, indent=1) + "\n")
         except OSError as error:
             raise UserError(f"the result cannot be written to {target}: {error.strerror}") from error
         return target
@@ -166,9 +165,9 @@ def load(path: str | Path, device: str = "auto") -> Run:
     return Run(path, recipe, method.to(choose(device)), state)
 
 
-def as_images(images: Tensor | Sequence[Any], size: int) -> Tensor:
+def as_images(images: Tensor | Iterable[Any], size: int) -> Tensor:
     """What users hold as images, as one uint8 tensor (N, 3, H, W)."""
-    if isinstance(images, str | Path):
+    if isinstance(images, str | Path) or hasattr(images, "convert"):
         images = [images]
     if isinstance(images, np.ndarray):
         images = torch.as_tensor(images)
@@ -180,20 +179,30 @@ def as_images(images: Tensor | Sequence[Any], size: int) -> Tensor:
             given = f"{tuple(images.shape)} {images.dtype}".replace("torch.", "")
             raise UserError(f"images are {given}; they must be (N, 3, H, W), uint8 or from 0 to 1")
         return batch
-    if not len(images):
+    if not isinstance(images, Iterable):
+        raise UserError(f"images are a {type(images).__name__}; give a tensor, paths or PIL images")
+    images = list(images)
+    if not images:
         raise UserError("there are no images to encode")
+    if all(isinstance(image, Tensor | np.ndarray) for image in images):
+        shapes = {tuple(image.shape) for image in images}
+        if len(shapes) > 1:
+            raise UserError(
+                f"images are of several shapes, such as {sorted(shapes)[:2]}; give them one by one"
+            )
+        return as_images(torch.stack([torch.as_tensor(image) for image in images]), size)
     return torch.stack([_read(image, size) for image in images])
 
 
 def _read(image: Any, size: int) -> Tensor:
     """A path or a PIL image as (3, size, size) uint8."""
-    from simplicia.data.folder import decode
+    from simplicia.data.folder import decode, upright_square
 
-    source = image
-    if hasattr(image, "convert"):
-        source = io.BytesIO()
-        image.convert("RGB").save(source, "PNG")
+    opened = hasattr(image, "convert")
+    if not opened and not isinstance(image, str | Path):
+        raise UserError(f"an image is a {type(image).__name__}; give paths, PIL images or tensors, all alike")
     try:
-        return torch.tensor(decode(source, size)).permute(2, 0, 1)
+        square = upright_square(image, size) if opened else decode(Path(image), size)
     except Exception as error:  # Pillow raises nearly every exception there is
         raise UserError(f"{image} cannot be read as an image: {error}") from error
+    return torch.tensor(square).permute(2, 0, 1)

@@ -138,7 +138,8 @@ class _ScaledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        y, scale = ctx.saved_tensors if len(ctx.saved_tensors) == 2 else (*ctx.saved_tensors, ctx.scale)
+        saved = ctx.saved_tensors  # once: activation checkpointing gives them a single time
+        y, scale = saved if len(saved) == 2 else (*saved, ctx.scale)
         dtype = y.dtype
         if _is_half(y):
             y, grad = y.float(), grad.float()

@@ -92,6 +92,17 @@ def test_sixteen_bits_are_finite_and_near_the_wide_answer(dtype, temperature):
     torch.testing.assert_close(p.detach().double(), wide, rtol=0, atol=torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("temperature", [0.3, torch.tensor(0.3), 1.0])
+@pytest.mark.parametrize("vertices", [13, 104])
+def test_activations_can_be_computed_again_in_backward(vertices, temperature):
+    from torch.utils.checkpoint import checkpoint
+
+    z = torch.randn(6, 104, requires_grad=True)
+    plain = torch.autograd.grad(simplicial(z, vertices, temperature).square().sum(), z)
+    again = checkpoint(simplicial, z, vertices, temperature, use_reentrant=False)
+    assert torch.equal(*plain, *torch.autograd.grad(again.square().sum(), z))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.3, torch.tensor(0.3)])
 def test_backward_keeps_one_copy(dtype, temperature):

@@ -163,7 +163,11 @@ def test_a_killed_sweep_goes_on_and_is_the_sweep_that_was_not_killed(folder, qui
         env=alone,
     )
     assert finished.returncode == 0, finished.stderr
-    assert "best: trial" in finished.stdout and "next, on all training images" in finished.stdout
+    assert "best: trial" in finished.stdout
+    (told,) = (
+        line for line in finished.stdout.splitlines() if line.startswith("next, on all training images")
+    )
+    assert f"--data {folder} " in told and "--byol.hidden " in told  # as it was begun
     found = json.loads((out / "sweep.json").read_text())
     assert [row["trial"] for row in found["trials"]] == list(range(12))
     assert {row["state"] for row in found["trials"]} == {"complete"}
@@ -269,6 +273,7 @@ def test_what_is_swept_is_read_as_the_setting_has_it():
         ("--holdout 0 --grid epochs=1,2", "holdout is 0"),
         ("--epochs many", "a whole number"),
         ("--resume", "give --out"),
+        ("--resume --out mistyped", "there is no sweep in mistyped"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_made(words, told, tmp_path, monkeypatch, capsys):

@@ -53,6 +53,7 @@ from typing import Any
 from simplicia.analyze import summary
 from simplicia.analyze.study import Study
 from simplicia.errors import UserError
+from simplicia.files import whole
 from simplicia.run import Run
 
 FORMAT = 1
@@ -113,8 +114,8 @@ def write(found: dict[str, Any], path: Path) -> None:
     """JSON in which a number that is not finite is null: browsers read nothing else."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.writing")
-        temporary.write_text(json.dumps(summary.finite(found), allow_nan=False, separators=(",", ":")) + "\n")
-        temporary.replace(path)
+        text = json.dumps(summary.finite(found), allow_nan=False, separators=(",", ":")) + "\n"
+        with whole(path) as temporary:
+            temporary.write_text(text)
     except OSError as error:
         raise UserError(f"the analysis cannot be written to {path}: {error.strerror}") from error

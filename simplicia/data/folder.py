@@ -237,20 +237,25 @@ def _open(path: Path) -> "Image.Image":
 
 def decode(path: Path, size: int) -> np.ndarray:
     """The centre square of an image file, upright, in RGB: (size, size, 3) uint8."""
-    from PIL import Image
-
     with _open(path) as image:
         # A JPEG can be decoded without its finest detail; twice the size leaves enough to resize well.
         enlarged = 2 * size / min(image.size)
         image.draft("RGB", (round(image.width * enlarged), round(image.height * enlarged)))
-        if image.width * image.height > MOST_PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels are too many")
-        image.load()
-        orientation = _orientation(image)  # after loading, which turns some formats upright by itself
-        # Cut before all else: a picture 1 pixel high and 5,000 wide would be huge once resized.
-        short = min(image.size)
-        left, top = (image.width - short) // 2, (image.height - short) // 2
-        square = _to_rgb(image.crop((left, top, left + short, top + short)))
+        return upright_square(image, size)
+
+
+def upright_square(image: "Image.Image", size: int) -> np.ndarray:
+    """The centre square of an opened image, as ``decode`` gives that of a file."""
+    from PIL import Image
+
+    if image.width * image.height > MOST_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels are too many")
+    image.load()
+    orientation = _orientation(image)  # after loading, which turns some formats upright by itself
+    # Cut before all else: a picture 1 pixel high and 5,000 wide would be huge once resized.
+    short = min(image.size)
+    left, top = (image.width - short) // 2, (image.height - short) // 2
+    square = _to_rgb(image.crop((left, top, left + short, top + short)))
     square = square.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
     return np.asarray(square if orientation is None else square.transpose(orientation))
 

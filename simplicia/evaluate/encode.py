@@ -7,6 +7,7 @@ import numpy as np
 
 from simplicia.data import folder
 from simplicia.errors import UserError
+from simplicia.files import whole
 from simplicia.run import Run
 
 
@@ -33,8 +34,7 @@ def encode(
     if layer == "codes":
         bottleneck: Any = run.network(network).bottleneck
         values = values.astype(np.uint8 if bottleneck.vertices <= 256 else np.int32)
-    temporary = path.with_name(f".{path.name}.writing.npz")
-    # older versions of numpy would store their options as arrays
-    np.savez_compressed(temporary, **{layer: values, "files": np.array(files)})  # type: ignore[arg-type]
-    temporary.replace(path)
+    with whole(path) as temporary, temporary.open("wb") as file:
+        # older versions of numpy would store their options as arrays
+        np.savez_compressed(file, **{layer: values, "files": np.array(files)})  # type: ignore[arg-type]
     return len(batch), skipped, path

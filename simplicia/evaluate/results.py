@@ -103,10 +103,10 @@ def over_seeds(correct: Sequence[int], total: int, top5: Sequence[int] | None = 
     return found
 
 
-def changed(settings: Any) -> dict[str, Any]:
-    """The settings that are not a protocol's own; a seed only repeats it, and some are fields of a result."""
-    given, defaults = vars(settings), vars(type(settings)())
-    apart = ("seed", "fraction", "temperature")
+def changed(settings: Any, own: Any = None) -> dict[str, Any]:
+    """The settings that are not a protocol's own; seeds only repeat it, and some are fields of a result."""
+    given, defaults = vars(settings), vars(own if own is not None else type(settings)())
+    apart = ("seed", "seeds", "fraction", "temperature")
     return {key: value for key, value in given.items() if key not in apart and value != defaults[key]}
 
 
@@ -124,13 +124,19 @@ def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
     if found.get("list_file") is not None:
         words.append(_plain(found["list_file"]))
     if told := "-".join(f"{key}-{listed(value, '_')}" for key, value in found.get("changed", {}).items()):
-        digest = hashlib.sha256(told.encode()).hexdigest()[:8]
-        words.append(told if len(told) <= 80 else f"changed-{digest}")  # names of files have an end
+        words.append(_short(told, "changed"))
+    if found.get("sets"):
+        words.append(_short("-".join(_plain(str(row["set"])) for row in found["sets"]), "sets"))
     if found["dataset"] != Path(run.recipe.data).name:
         words.append(_plain(found["dataset"]))
     if found["network"] != "online":
         words.append(found["network"])
     return "-".join(words)
+
+
+def _short(told: str, kind: str) -> str:
+    """Names of files have an end."""
+    return told if len(told) <= 80 else f"{kind}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
 
 
 def listed(value: Any, between: str = " ") -> str:

@@ -68,7 +68,7 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
         )
     session = Session(experiment, options)
     choose(options.device)  # a device that is not there is told before anything begins
-    store.read(session.path)  # and so is a file that cannot be added to
+    store.check(session.path)  # and so is a file that cannot be added to
     jobs = [(Job(session, cell, seed), seed) for seed in options.seeds for cell in cells]
     if options.no_training:
         jobs = [(job, seed) for job, seed in jobs if job.is_trained]

@@ -2,12 +2,14 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from simplicia.errors import UserError
+from simplicia.files import whole
 
 # what makes a cell another one, rather than the same measured again
 SAME = ("experiment", "cell", "dataset", "pretrained_on", "epochs", "batch_size", "seed", "protocol", "probe")
@@ -38,6 +40,17 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def check(path: Path) -> None:
+    """A UserError if results cannot be added to a file, before hours go into what would be lost."""
+    read(path)
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UserError(f"results cannot be written to {path}: {error.strerror}") from error
+
+
 def _is_formed(name: str, value: Any) -> bool:
     """Whether a value can be shown: texts are texts, and numbers such that can be computed with."""
     if value is None:
@@ -59,9 +72,8 @@ def put(path: Path, rows: list[dict[str, Any]]) -> None:
             sound = [row for row in rows if "failed" not in row]
             kept = [row for row in read(path) if not any(_mends(new, row) for new in sound)]
             merged = [new.pop(_key(row), row) for row in kept] + list(new.values())
-            temporary = path.with_name(f".{path.name}.writing")
-            temporary.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
+            with whole(path) as temporary:
+                temporary.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"results cannot be written to {path}: {error.strerror}") from error
 

@@ -36,6 +36,8 @@ NOTHING = "Nothing has been measured yet.\n"
 
 def page(results: Path, path: Path) -> str:
     """All results as one page that is to lie at a path: its links lead from there to the JSON files."""
+    if not results.is_dir():
+        raise UserError(f"there is no folder of results {str(results)!r}; give --results")
     parts = [HEAD]
     for folder, words in (("paper", PAPER), ("other", OTHER)):
         parts.append(words)

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from simplicia.files import whole
 from simplicia.sweep.plan import Plan
 
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
@@ -45,8 +46,9 @@ def write(found: dict[str, Any], folder: Path) -> None:
     """``sweep.json`` and ``sweep.csv``."""
     import json
 
-    _replace(folder / "sweep.json", json.dumps(found, indent=1) + "\n")
-    _replace(folder / "sweep.csv", as_csv(found))
+    for name, text in (("sweep.json", json.dumps(found, indent=1) + "\n"), ("sweep.csv", as_csv(found))):
+        with whole(folder / name) as temporary:
+            temporary.write_text(text)
 
 
 def as_csv(found: dict[str, Any]) -> str:
@@ -92,9 +94,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
     axes[0].set_title(found["plan"]["recipe"]["name"], loc="left")
     if not (panels == 1 and len(names) == 2):
         axes[0].set_ylabel("validation accuracy, %")
-    temporary = path.with_name(f".writing-{path.name}")
-    figure.savefig(temporary)
-    temporary.replace(path)
+    with whole(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:])
 
 
 def _lines(axis: Any, rows: list[dict[str, Any]], name: str) -> None:
@@ -164,9 +165,3 @@ def _order(value: Any) -> tuple[bool, Any]:
 
 def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".writing-{path.name}")
-    temporary.write_text(text)
-    temporary.replace(path)

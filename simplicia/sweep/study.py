@@ -297,6 +297,8 @@ def _folder(name: str, out: str | Path | None, resume: bool) -> Path:
     folder = Path(out)
     if folder.is_file():
         raise UserError(f"{folder} is a file; --out takes a folder")
+    if resume and not folder.is_dir():
+        raise UserError(f"there is no sweep in {folder}; --resume takes the folder of one, and begins none")
     if folder.is_dir() and any(folder.iterdir()):
         known = (folder / DATABASE).exists() or [p.name for p in folder.iterdir()] == ["lock"]
         if not known:
@@ -307,12 +309,19 @@ def _folder(name: str, out: str | Path | None, resume: bool) -> Path:
 
 
 def _study(optuna: Any, folder: Path) -> Any:
-    return optuna.create_study(
-        storage=f"sqlite:///{(folder / DATABASE).resolve()}",
-        study_name="sweep",
-        direction="maximize",
-        load_if_exists=True,
-    )
+    from sqlalchemy.exc import SQLAlchemyError
+
+    file = folder / DATABASE
+    try:
+        return optuna.create_study(
+            storage=f"sqlite:///{file.resolve()}",
+            study_name="sweep",
+            direction="maximize",
+            load_if_exists=True,
+        )
+    except SQLAlchemyError as error:
+        reason = getattr(error, "orig", None) or type(error).__name__
+        raise UserError(f"the sweep's database {file} cannot be used: {reason}") from error
 
 
 def _optuna() -> Any:

@@ -157,7 +157,10 @@ def _check_state(state: dict[str, Any]) -> None:
     def number(value: Any, least: float = -math.inf) -> bool:
         return isinstance(value, int | float) and math.isfinite(value) and value >= least
 
-    if not isinstance(state.get("step"), int) or not 0 <= state["step"] <= state.get("total_steps", math.inf):
+    total = state.get("total_steps", math.inf)
+    if not isinstance(state.get("step"), int) or not isinstance(total, int | float):
+        raise ValueError(f"{STATE} says step {state.get('step')!r} of {total!r}")
+    if not 0 <= state["step"] <= total:
         raise ValueError(f"{STATE} says step {state.get('step')!r} of {state.get('total_steps')!r}")
     for key in ("seconds", "loss"):
         if key in state and not number(state[key]):

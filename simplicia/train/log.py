@@ -1,5 +1,6 @@
 """What a run says: a JSONL file for programs, a progress bar for people, TensorBoard and W&B if asked."""
 
+import importlib.util
 import json
 import time
 from pathlib import Path
@@ -16,11 +17,15 @@ class Log:
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         temporary.rename(path)
-        self.file = path.open("a", buffering=1)
+        self.path, self.file = path, path.open("a", buffering=1)
         self.sinks = [_sink(logger, path.parent, name) for logger in loggers]
 
     def write(self, step: int, **values: Any) -> None:
-        self.file.write(json.dumps({"step": step, **values}) + "\n")
+        try:
+            self.file.write(json.dumps({"step": step, **values}) + "\n")
+        except OSError as error:
+            error.filename = str(self.path)  # that of a full disk names no file
+            raise
         for sink in self.sinks:
             sink(step, {k: v for k, v in values.items() if isinstance(v, int | float)})
 
@@ -90,22 +95,28 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def check(loggers: tuple[str, ...]) -> None:
+    """A UserError if a logger's package is not there."""
+    for logger in loggers:
+        if importlib.util.find_spec(logger) is None:
+            raise UserError(
+                f"logger {logger!r} needs its package; pip install {logger}, or give --loggers none"
+            )
+
+
 def _sink(logger: str, folder: Path, name: str) -> Any:
     """A function of (step, values) that hands numbers to another logger."""
-    try:
-        if logger == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter
+    if logger == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
 
-            writer = SummaryWriter(str(folder / "tensorboard"))
+        writer = SummaryWriter(str(folder / "tensorboard"))
 
-            def write(step: int, values: dict[str, float]) -> None:
-                for key, value in values.items():
-                    writer.add_scalar(key, value, step)
+        def write(step: int, values: dict[str, float]) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, step)
 
-            return write
-        import wandb
+        return write
+    import wandb
 
-        run = wandb.init(project="simplicia", name=name, dir=str(folder))
-        return lambda step, values: run.log(values, step=step)
-    except ImportError as error:
-        raise UserError(f"logger {logger!r} needs its package; pip install {logger}") from error
+    run = wandb.init(project="simplicia", name=name, dir=str(folder))
+    return lambda step, values: run.log(values, step=step)

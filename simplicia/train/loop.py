@@ -3,6 +3,7 @@
 import math
 import secrets
 import shlex
+import shutil
 import signal
 import statistics
 import time
@@ -22,6 +23,7 @@ from simplicia.run import Run, load
 from simplicia.train import checkpoint, devices, health, place, recipes
 from simplicia.train.fit import fit
 from simplicia.train.log import Log, Progress, duration
+from simplicia.train.log import check as check_loggers
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe, write_yaml
 from simplicia.train.settings import with_changes
@@ -62,6 +64,7 @@ def pretrain(
     else:
         recipe = place.findable(with_changes(named, changes))
     recipe.validate()
+    check_loggers(recipe.loggers)
     if recipe.data == "auto":
         raise UserError(f"recipe {recipe.name!r} is for your own images; give --data with a folder or a name")
     if recipe.batch_size % max(processes, 1):
@@ -76,7 +79,7 @@ def pretrain(
     torch.manual_seed(recipe.seed)
     training = Training(recipe, folder, images, fabric, quiet, engine)
     if recipe.online_every:
-        training.add_online_probe(measured or load_images(recipe, "test", False, quiet=True))
+        training.add_online_probe(lambda: measured or load_images(recipe, "test", False, quiet=True))
         training.on_online = on_online
     training.keep, training.until, training.saving, training.note = keep, until, saving, note
     training.introduce(notes)
@@ -113,11 +116,12 @@ class Training:
         self.writer: checkpoint.Writer
         self.on_online: Callable[[int, dict[str, float]], None] | None = None
 
-    def add_online_probe(self, test: ImageSet) -> None:
-        if self.images.labels is None or test.labels is None:
-            raise UserError(
-                f"online_every is {self.recipe.online_every}, but {self.images.name} has no labels"
-            )
+    def add_online_probe(self, read_test: Callable[[], ImageSet]) -> None:
+        unlabelled = UserError(
+            f"online_every is {self.recipe.online_every}, but {self.images.name} has no labels"
+        )
+        if self.images.labels is None or (test := read_test()).labels is None:
+            raise unlabelled
         arguments = self.images, test, self.statistics, self.fabric.device, self.recipe.image_size
         self.step.probe = OnlineProbe(self.method, *arguments, self.recipe.online_temperatures)
 
@@ -156,6 +160,7 @@ class Training:
         """Train to the end, or until told to stop."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.fabric.global_rank == 0:
+            self._check_disk()
             if not (self.folder / "recipe.yaml").exists():
                 write_yaml(self.recipe, self.folder / "recipe.yaml")
             self.lock = place.lock(self.folder)
@@ -176,6 +181,16 @@ class Training:
             if log is not None:
                 log.close()
             self.writer.wait()
+
+    def _check_disk(self) -> None:
+        """A UserError if not even one checkpoint fits: that is better known before training than after."""
+        needed = sum(p.nbytes * (2 if p.requires_grad else 1) for p in self.method.parameters())
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise UserError(
+                f"a checkpoint takes {needed / 1e9:.2f} GB, and {self.folder} has {free / 1e9:.2f} GB free; "
+                "give another --out"
+            )
 
     def _loop(self, signals: "Signals", log: Log | None, progress: Progress) -> None:
         began = time.monotonic() - self.seconds
@@ -307,7 +322,7 @@ def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> Imag
     def show(done: int, total: int) -> None:
         nonlocal progress
         progress = progress or Progress("reading images", total, 0, quiet)
-        progress.update(done, "")
+        progress.update(done, f"{total:,} in all")
 
     try:
         return datasets.load(recipe.data, split, recipe.data_dir, download, size, show)

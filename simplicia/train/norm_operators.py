@@ -216,9 +216,10 @@ def _keep_normalise(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _normalise_gradients(ctx: Any, grad: Tensor) -> tuple:
-    x, y, *_ = ctx.saved_tensors
+    saved = ctx.saved_tensors
+    x, y, *_ = saved
     grad = grad.contiguous(memory_format=_layout(x))
-    dx, dweight, dbias, dresidual = normalise_backward(grad, None, *ctx.saved_tensors, ctx.relu)
+    dx, dweight, dbias, dresidual = normalise_backward(grad, None, *saved, ctx.relu)
     return dx, dweight, dbias, None, None, None if y is None else dresidual, None
 
 
@@ -245,9 +246,9 @@ class Fork(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        x, *_ = ctx.saved_tensors
-        grads = tuple(grad.contiguous(memory_format=_layout(x)) for grad in grads)
-        dx, dweight, dbias, dresidual = normalise_backward(*grads, *ctx.saved_tensors, True)
+        saved = ctx.saved_tensors
+        grads = tuple(grad.contiguous(memory_format=_layout(saved[0])) for grad in grads)
+        dx, dweight, dbias, dresidual = normalise_backward(*grads, *saved, True)
         return dx, dweight, dbias, None, None, dresidual
 
 

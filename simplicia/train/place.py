@@ -26,7 +26,7 @@ def choose(name: str, out: str | Path | None, resume: bool) -> Path:
     folder = Path(out)
     if folder.is_file():
         raise UserError(f"{folder} is a file; --out takes a folder")
-    if not resume and folder.is_dir() and any(folder.iterdir()):
+    if not resume and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         what = "a run" if (folder / "recipe.yaml").exists() else "other files"
         hint = "add --resume to go on with it, or " if what == "a run" else ""
         raise UserError(f"{folder} holds {what}; {hint}give another --out")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -10,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from simplicia import bottlenecks, encoders, methods
 from simplicia.data.views import ViewSettings
 from simplicia.errors import UserError, unknown
+from simplicia.files import whole
 from simplicia.methods.base import Network
 from simplicia.train.settings import as_dict, convert, from_dict
 
@@ -111,8 +111,8 @@ class Recipe:
             raise UserError("batch_size is 1; BatchNorm needs at least 2 images")
         for field_ in dataclasses.fields(self.optim):
             value = getattr(self.optim, field_.name)
-            if isinstance(value, float) and not value >= 0:
-                raise UserError(f"optim.{field_.name} is {value}; it must not be negative")
+            if isinstance(value, float) and not 0 <= value < math.inf:
+                raise UserError(f"optim.{field_.name} is {value}; it must be a finite number, not negative")
         if not self.checkpoint_minutes > 0:
             raise UserError(f"checkpoint_minutes is {self.checkpoint_minutes}; it must be positive")
         if self.bottleneck not in bottlenecks.names():
@@ -121,7 +121,7 @@ class Recipe:
         for name in ("temperature", "second_temperature"):
             value = getattr(self.sem, name)
             if value is not None and not 0 <= value < math.inf:
-                raise UserError(f"sem.{name} is {value}; it must be 0 (one-hot) or positive")
+                raise UserError(f"sem.{name} is {value}; it must be 0 (one-hot) or positive, and finite")
             if self.bottleneck == "gumbel" and value == 0:
                 raise UserError(f"sem.{name} is 0; Gumbel samples need a positive one, such as 2")
         if self.vq.dimensions < 1:
@@ -201,9 +201,8 @@ def write_yaml(recipe: Recipe, path: Path) -> None:
     import yaml
 
     text = yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def read_yaml(path: Path) -> Recipe:

@@ -46,6 +46,8 @@ def from_dict(values: Any, cls: type, prefix: str = "") -> Any:
 def with_changes(settings: T, changes: dict[str, Any]) -> T:
     """A copy with some settings changed: ``{"epochs": 5, "sem.vertices": 13, "sem": {"blocks": 8}}``."""
     values = as_dict(settings)
+    if changes.get("method", values.get("method")) != values.get("method"):
+        values["options"] = {}  # they are of the method before
 
     def put(target: dict[str, Any], name: str, value: Any, path: str) -> None:
         if name not in target:
@@ -89,6 +91,8 @@ def convert(value: Any, hint: Any, name: str) -> Any:
         items = value.replace(",", " ").split() if isinstance(value, str) else value
         if not isinstance(items, list | tuple):
             items = [items]
+        if arguments[-1] is Ellipsis and [str(item).lower() for item in items] == ["none"]:
+            items = []
         if arguments[-1] is not Ellipsis and len(items) != len(arguments):
             raise UserError(f"{name} is {value!r}; it takes {len(arguments)} values")
         kinds = [arguments[0]] * len(items) if arguments[-1] is Ellipsis else arguments
@@ -114,7 +118,7 @@ def _scalar(value: Any, hint: type, name: str) -> Any:
         number = hint(value)
     except (TypeError, ValueError, OverflowError):
         raise wrong from None
-    if hint is int and number != float(value):
+    if hint is int and isinstance(value, float) and number != value:
         raise wrong
     if hint is float and number != number:
         raise wrong

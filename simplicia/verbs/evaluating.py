@@ -11,7 +11,7 @@ from simplicia.show import table
 def probe(arguments: list[str]) -> None:
     from simplicia.evaluate.features import labelled
     from simplicia.evaluate.probe import called, preset, probe, progress_bar
-    from simplicia.evaluate.results import name
+    from simplicia.evaluate.results import changed, name
     from simplicia.run import load
     from simplicia.train.settings import with_changes
 
@@ -34,7 +34,7 @@ def probe(arguments: list[str]) -> None:
     train, test = labelled(run, given["data"], given["data_dir"])
     with progress_bar(layer, settings, given["quiet"]) as progress:
         found = probe(run, train, test, layer, settings, given["network"], progress)
-    found["preset"] = called(preset_name, settings)
+    found |= {"preset": called(preset_name, settings), "changed": changed(settings, preset(preset_name))}
     rows = found["per_temperature"] or [found]
     table(
         f"offline linear probe, {found['layer']}, {found['dataset']}, {found['network']} network",
@@ -63,7 +63,7 @@ def probe(arguments: list[str]) -> None:
         print(f"chosen on validation: temperature {found['temperature']:g}, test {_accuracy(found)} %")
     if settings.seeds > 1:
         print(f"mean of {settings.seeds} seeds ± their standard deviation")
-    protocol = "probe" if preset_name == "quick" else f"probe-{found['preset'].replace(', ', '-')}"
+    protocol = "probe" if found["preset"] == "quick" else f"probe-{found['preset'].replace(', ', '-')}"
     print(f"written to {run.write_result(name(run, protocol, found), found, given['json'])}")
 
 

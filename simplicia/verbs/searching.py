@@ -45,6 +45,7 @@ def sweep(arguments: list[str]) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress")
     given, changes, _ = with_settings(parser, recipe, shown)
     from simplicia.sweep import sweep
+    from simplicia.train.settings import as_dict, flat
 
     found = sweep(
         recipe.name,
@@ -75,8 +76,10 @@ def sweep(arguments: list[str]) -> None:
     print(_word(best["downstream_temperature"]))
     folder = given["out"] or f"sweeps/{recipe.name}"
     print(f"written to {folder}/sweep.json, sweep.csv and sweep.svg")
-    kept = {k: v for k, v in changes.items() if k not in ("holdout", "options")} | best["settings"]
-    method = changes.get("method", recipe.method)
+    named, own = flat(as_dict(recipe)), flat(found["plan"]["recipe"])  # also of a sweep taken up again
+    apart = ("name", "holdout", *names)
+    kept = {k: v for k, v in own.items() if k not in apart and v != named.get(k)} | best["settings"]
+    method = best["settings"].get("method", own["method"])
     flags = [f"--{_flag(name, method)} {_words(value)}" for name, value in kept.items()]
     print(f"next, on all training images: simplicia pretrain {' '.join([recipe.name, *flags])}")
 

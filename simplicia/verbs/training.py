@@ -1,11 +1,14 @@
 """Verbs that train: pretrain, demo."""
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simplicia.errors import UserError
 from simplicia.options import Parser, add_settings, positive
 
 if TYPE_CHECKING:
+    from simplicia.run import Run
     from simplicia.train.recipe import Recipe
 
 
@@ -37,7 +40,17 @@ def pretrain(arguments: list[str]) -> None:
     )
     if run is not None:
         print(f"{run.path}: {run.step} steps in {run.state['seconds']:.0f} s, loss {run.state['loss']:.4f}")
-        print(f"next: simplicia probe {run.path}")
+        print(f"next: simplicia {_next(run)}")
+
+
+def _next(run: "Run") -> str:
+    """What can be done with a run: without labels it cannot be probed."""
+    from simplicia.data import datasets, folder
+
+    data, path = run.recipe.data, shlex.quote(str(run.path))
+    if data in datasets.names() or folder.layout(Path(data))[0].labelled:
+        return f"probe {path}"
+    return f"encode {path} {shlex.quote(data)} --out features.npz"
 
 
 def named_recipe(verb: str, arguments: list[str]) -> "tuple[Recipe, list[str]]":
@@ -72,8 +85,6 @@ def with_settings(
         setters[f"{method}.{option}"] = f"options.{option}"
     given = vars(parser.parse(arguments))
     changes = {setting: given[name] for name, setting in setters.items() if given[name] is not None}
-    if "method" in changes:
-        changes = {"options": {}, **changes}
     return given, changes, setters
 
 

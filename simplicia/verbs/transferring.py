@@ -89,6 +89,7 @@ def robustness(arguments: list[str]) -> None:
     from simplicia.errors import UserError, unknown
     from simplicia.evaluate.features import labelled
     from simplicia.evaluate.probe import PRESETS, called, preset, preset_for
+    from simplicia.evaluate.results import changed
     from simplicia.evaluate.robustness import robustness
     from simplicia.evaluate.transfer import TransferSettings, default_layer
     from simplicia.train.settings import with_changes
@@ -134,7 +135,7 @@ def robustness(arguments: list[str]) -> None:
     found = robustness(run, train, test, others, given["corrupt"], *words, quiet=False)
     protocol = "robustness"
     if kind != "logistic":
-        found["preset"] = called(kind, settings)
+        found |= {"preset": called(kind, settings), "changed": changed(settings, preset(kind))}
         protocol = f"robustness-{found['preset'].replace(', ', '-')}"
     rows = [["clean test", "-", str(found["test_images"]), f"{found['accuracy']:.1f}"]]
     for row in found["sets"]:

@@ -60,7 +60,8 @@ def rows(found, **wanted):
 
 
 def test_the_verb_writes_the_papers_protocol(runs):
-    found = json.loads((runs / "byol-sem/results/probe-cifar-changed-sem.json").read_text())
+    (file,) = (runs / "byol-sem/results").glob("probe-cifar-changed-sem-epochs-*.json")
+    found = json.loads(file.read_text())
     assert found["protocol"] == "offline linear probe" and found["online"] is False
     assert (
         found["preset"] == "cifar, changed" and found["views"] == "crop and flip" and found["seeds"] == [0, 1]
@@ -99,12 +100,20 @@ def test_what_was_measured_alike_shares_a_row(runs):
     assert [run["recipe"] for run in found["runs"]] == ["byol", "byol-sem"]
     for protocol in ("linear probe", "weighted kNN"):
         (row,) = rows(found, protocol=protocol, layer="encoder", when="offline", dataset="figures")
-        stored = {"linear probe": "probe-encoder", "weighted kNN": "knn-encoder"}[protocol]
+        stored = {"linear probe": "probe-quick-changed-encoder-*", "weighted kNN": "knn-encoder"}[protocol]
         for cell, name in zip(row["cells"], ("byol", "byol-sem"), strict=True):
-            assert (
-                cell["accuracy"]
-                == json.loads((runs / name / f"results/{stored}.json").read_text())["accuracy"]
-            )
+            (file,) = (runs / name / "results").glob(f"{stored}.json")
+            assert cell["accuracy"] == json.loads(file.read_text())["accuracy"]
+
+
+def test_a_trial_of_other_settings_leaves_the_probe_that_was_there(runs, tmp_path):
+    shutil.copytree(runs / "byol", run := tmp_path / "run")
+    before = {path.name for path in (run / "results").iterdir()}
+    for words in ([], ["--epochs", "1"], ["--epochs", "2", "--lrs", "0.01"]):
+        assert cli.main(["probe", str(run), "--quiet", *words]) == 0
+    new = {path.name for path in (run / "results").iterdir()} - before
+    named = ("", "quick-changed-", "quick-changed-"), ("", "-epochs-1", "-lrs-0.01-epochs-2")
+    assert new == {f"probe-{a}encoder{b}.json" for a, b in zip(*named, strict=True)}
 
 
 def test_what_was_measured_otherwise_does_not(runs):

@@ -152,11 +152,11 @@ def test_every_probe_has_its_file(small_run, colours, draw, tmp_path):
         call = f"robustness {copied} --data {colours} --sets {v2} --probe {words}"
         assert cli.main(call.split()) == 0
     assert {path.name for path in (copied / "results").iterdir()} == {
-        "robustness-codes.json",
-        "robustness-codes-regularisers-3.json",
-        "robustness-quick-sem.json",
-        "robustness-quick-changed-sem.json",
-        "robustness-cifar-changed-sem.json",
+        "robustness-codes-v2.json",
+        "robustness-codes-regularisers-3-v2.json",
+        "robustness-quick-sem-v2.json",
+        "robustness-quick-changed-sem-epochs-1-v2.json",
+        "robustness-cifar-changed-sem-epochs-1-v2.json",
     }
     rows = compare([copied])["rows"]
     assert len(rows) == 5  # none hides another

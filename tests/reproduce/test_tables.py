@@ -126,6 +126,9 @@ def test_names_of_others_cannot_break_the_page():
 def test_a_page_with_nothing_says_so(tmp_path, capsys):
     target = tmp_path / "docs" / "results.md"
     words = ["reproduce", "--results", str(tmp_path / "results"), "--page", str(target)]
+    assert cli.main(words) == 2 and "there is no folder of results" in capsys.readouterr().err
+    assert not target.exists()
+    (tmp_path / "results").mkdir()
     assert cli.main(words) == 0 and "written to" in capsys.readouterr().out
     assert target.read_text().count("Nothing has been measured yet.") == 2
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 import torch
@@ -211,6 +212,13 @@ def test_a_full_disk_is_told_before_training(trained, tmp_path, monkeypatch, cap
     assert call(trained, "table1", "--only", "byol + sem", *where) == 2
     error = capsys.readouterr().err
     assert "GB while it trains" in error and "0.0 GB free" in error and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to")
+def test_results_that_cannot_be_written_are_told_before_training(trained, tmp_path, capsys):
+    where = "--runs", tmp_path / "runs", "--results", "/proc/results"
+    assert call(trained, "table1", "--only", "byol + sem", *where) == 2
+    assert "results cannot be written to" in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
 def test_a_run_that_another_process_trains_is_waited_for(own, capsys):

@@ -237,7 +237,7 @@ def test_online_probes_learn_inside_the_graph():
     for engine in ("eager", "captured"):
         made = training("cifar100-byol-sem", engine, **{"sem.simplices": 200, "online_every": 1})
         made.images = dataclasses.replace(made.images, labels=torch.arange(640) % 2, classes=("a", "b"))
-        made.add_online_probe(made.images)
+        made.add_online_probe(lambda images=made.images: images)
         before = made.step.probe.tensors()["online.encoder.weight"].clone()
         for i in range(20):
             made.step(i)

@@ -13,11 +13,12 @@ import time
 import types
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 import simplicia
-from simplicia import methods
+from simplicia import cli, methods
 from simplicia.errors import Diverged, UserError
 from simplicia.train import checkpoint, devices
 from simplicia.train.step import Step
@@ -195,7 +196,15 @@ def test_a_damaged_log_does_not_stop_a_good_run(run, line, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"step": "x"}, {"step": 10**9}, {"seconds": None}, {"mean": [1]}, {"std": [0, 0, 0]}, {"loss": "x"}],
+    [
+        {"step": "x"},
+        {"step": 10**9},
+        {"seconds": None},
+        {"mean": [1]},
+        {"std": [0, 0, 0]},
+        {"loss": "x"},
+        {"total_steps": "7"},
+    ],
 )
 def test_a_damaged_state_is_told(run, change, tmp_path):
     again = tmp_path / "run"
@@ -299,6 +308,76 @@ def test_the_run_is_a_folder_that_says_all(run):
     assert again.recipe == run.recipe and again.state["torch"] == torch.__version__
 
 
+def test_an_opened_image_is_seen_as_its_file(run, tmp_path):
+    from PIL import Image
+
+    noise = np.random.default_rng(0)
+    deep = Image.fromarray(noise.integers(0, 65536, (20, 30), dtype=np.uint16))
+    clear = Image.fromarray(noise.integers(0, 256, (20, 30, 4), dtype=np.uint8), "RGBA")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    turned = clear.convert("RGB")
+    for name, image, more in (("deep", deep, {}), ("clear", clear, {}), ("turned", turned, {"exif": exif})):
+        image.save(tmp_path / f"{name}.png", **more)
+    files = sorted(tmp_path.glob("*.png"))
+    opened = run.encode((Image.open(file) for file in files), "encoder")
+    assert torch.equal(opened, run.encode(files, "encoder"))
+    torch.testing.assert_close(run.encode(Image.open(files[0]), "encoder"), opened[:1])
+
+
+def test_a_list_of_tensors_is_a_batch(run):
+    images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
+    assert torch.equal(run.encode(list(images)), run.encode(images))
+    assert torch.equal(run.encode([image.numpy() for image in images]), run.encode(images))
+
+
+def test_another_method_has_its_own_options(tmp_path):
+    assert simplicia.pretrain("shapes-byol-sem", method="simclr", dry_run=True, quiet=True) is None
+    changed = settings_of("shapes-byol-sem", {"method": "moco", "options.hidden": 7})
+    assert changed.options == {"hidden": 7}
+    assert settings_of("shapes-byol-sem", {"method": "byol"}).options  # of the same stay
+
+
+def settings_of(name, changes):
+    from simplicia.train import recipes
+    from simplicia.train.settings import with_changes
+
+    return with_changes(recipes.get(name), changes)
+
+
+def test_one_image_is_too_few(tmp_path, capsys):
+    from PIL import Image
+
+    (tmp_path / "one").mkdir()
+    Image.new("RGB", (20, 20)).save(tmp_path / "one" / "a.png")
+    words = ["pretrain", "byol-sem", "--data", str(tmp_path / "one"), "--out", str(tmp_path / "run")]
+    assert cli.main(words) == 2
+    assert "one has 1 image; training needs 2 or more" in capsys.readouterr().err
+
+
+def test_what_comes_next_can_be_done(folder, tmp_path, capsys):
+    words = ["--epochs", "1", "--batch-size", "16", "--image-size", "16", "--encoder", "tiny", "--quiet"]
+    words += ["--sem.simplices", "8", "--byol.hidden", "16", "--optim.name", "sgd", "--loggers", "none"]
+    out = tmp_path / "a run"
+    assert cli.main(["pretrain", "byol-sem", "--data", str(folder), "--out", str(out), *words]) == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == f"next: simplicia encode '{out}' {folder} --out features.npz"
+    assert simplicia.load(out).recipe.optim.name == "sgd"
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_told_first(folder, tmp_path, monkeypatch):
+    room = shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+    with pytest.raises(UserError, match=r"a checkpoint takes 0\.\d+ GB, and .* has 0\.00 GB free"):
+        simplicia.pretrain("byol-sem", out=tmp_path / "run", **settings(folder))
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_online_probes_of_images_without_labels_are_refused(folder, tmp_path):
+    with pytest.raises(UserError, match=r"online_every is 1, but .* has no labels"):
+        simplicia.pretrain("byol-sem", out=tmp_path / "run", **settings(folder, online_every=1))
+
+
 def test_encode_gives_each_layer(run, folder):
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     probabilities, codes = run.encode(images), run.encode(images, "codes")
@@ -327,6 +406,11 @@ def test_encode_gives_each_layer(run, folder):
         (lambda run, tmp: run.encode(torch.zeros(5, 16, 16, 3, dtype=torch.uint8)), "(N, 3, H, W)"),
         (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "sen"), "'sem'"),
         (lambda run, tmp: run.encode([]), "no images"),
+        (lambda run, tmp: run.encode(None), "images are a NoneType"),
+        (lambda run, tmp: run.encode([torch.zeros(3, 8, 8), "a.png"]), "an image is a Tensor"),
+        (lambda run, tmp: run.encode([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)]), "of several shapes"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "r", loggers=("wandb",)), "none"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "r", **{"optim.lr": "inf"}), "finite"),
         (lambda run, tmp: run.encode([tmp / "none.png"]), "none.png"),
         (lambda run, tmp: run.network("teacher"), "target"),
         (lambda run, tmp: simplicia.pretrain("byol", out=tmp), "--data"),
