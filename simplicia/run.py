@@ -56,11 +56,10 @@ class Run:
         """The layers this run can be looked at, from the encoder on."""
         return _LAYERS[self.recipe.bottleneck][1]
 
-    def check_layer(self, layer: str | None) -> str:
-        """The layer asked for, or the default one; a UserError if the run does not have it."""
+    def check_layer(self, layer: str | None, temperature: Temperature | None = None) -> str:
+        """The layer asked for, or the default one; a UserError if the run, or a temperature, lacks it."""
         default, layers = _LAYERS[self.recipe.bottleneck]
-        if layer is None:
-            return default
+        layer = default if layer is None else layer
         if layer not in LAYERS:
             raise unknown("layer", layer, LAYERS)
         if layer not in layers:
@@ -68,6 +67,8 @@ class Run:
                 f"{self.path} has no layer {layer!r}: its bottleneck is {self.recipe.bottleneck!r}; "
                 f"it has {', '.join(map(repr, layers))}"
             )
+        if temperature is not None and layer != "sem" and not (layer == "codes" and temperature == 0):
+            raise UserError(f"temperature is {temperature}, but layer {layer!r} takes none; layer 'sem' does")
         return layer
 
     def network(self, which: str = "online") -> Network:
@@ -97,7 +98,7 @@ class Run:
         one of ``run.layers()``, by default what the run's bottleneck gives: "sem" for a run with SEM.
         ``temperature`` is for "sem", by default the run's own.
         """
-        layer = self.check_layer(layer)
+        layer = self.check_layer(layer, temperature)
         tensor = as_images(images, self.recipe.image_size)
         net = self.network(network)
         parts = []

@@ -28,7 +28,7 @@ def encode(
         raise UserError(f"--out is {str(out)!r}; it must end in .npz")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into")
-    layer = run.check_layer(layer)
+    layer = run.check_layer(layer, temperature)
     batch, files, skipped = folder.read_all(Path(images), run.recipe.image_size)
     values = run.encode(batch, layer, temperature, network).numpy()
     if layer == "codes":

@@ -218,7 +218,7 @@ def transfer(
     start = time.monotonic()
     settings = settings or TransferSettings()
     settings.validate()
-    layer = default_layer(run, layer)
+    layer = run.check_layer(default_layer(run, layer), temperature)
     chosen = fitted(run, sets.train, sets.val, layer, temperature, settings, network, quiet)
     test = features(run, sets.test.images, layer, temperature, network)
     assert sets.test.labels is not None

@@ -407,6 +407,7 @@ def test_encode_gives_each_layer(run, folder):
         (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "sen"), "'sem'"),
         (lambda run, tmp: run.encode([]), "no images"),
         (lambda run, tmp: run.encode(None), "images are a NoneType"),
+        (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8), "codes", 0.1), "layer 'codes' takes none"),
         (lambda run, tmp: run.encode([torch.zeros(3, 8, 8), "a.png"]), "an image is a Tensor"),
         (lambda run, tmp: run.encode([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)]), "of several shapes"),
         (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "r", loggers=("wandb",)), "none"),
