@@ -57,7 +57,10 @@ class Run:
         return _LAYERS[self.recipe.bottleneck][1]
 
     def check_layer(self, layer: str | None, temperature: Temperature | None = None) -> str:
-        """The layer asked for, or the default one; a UserError if the run, or a temperature, lacks it."""
+        """The layer asked for, or the default one.
+
+        A UserError if the run does not have it, or if it takes no such temperature.
+        """
         default, layers = _LAYERS[self.recipe.bottleneck]
         layer = default if layer is None else layer
         if layer not in LAYERS:
