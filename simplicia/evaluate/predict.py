@@ -91,8 +91,7 @@ def by_logistic(
     quiet: bool = True,
 ) -> Probe:
     """Logistic regression with the regulariser that is best on held-out images."""
-    settings, layer = settings or TransferSettings(), default_layer(run, layer)
-    run.check_layer(layer, temperature)
+    settings, layer = settings or TransferSettings(), default_layer(run, layer, temperature)
     settings.validate()
     fit_on, choose_on = hold_out(train, settings.validation, settings.seed)
     chosen = fitted(run, fit_on, choose_on, layer, temperature, settings, network, quiet)

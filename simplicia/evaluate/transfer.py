@@ -113,10 +113,10 @@ def features(
     return Codes(found, net.bottleneck.vertices) if layer == "codes" else Dense(found)  # type: ignore
 
 
-def default_layer(run: Run, layer: str | None) -> str:
+def default_layer(run: Run, layer: str | None, temperature: float | None = None) -> str:
     """The layer asked for; by default codes, as the paper has it, or what a run trained without them has."""
     trained_with = "embedder" if run.recipe.bottleneck == "embed" else run.layers()[-1]
-    return run.check_layer(layer or trained_with)
+    return run.check_layer(layer or trained_with, temperature)
 
 
 class Chosen(NamedTuple):
@@ -218,7 +218,7 @@ def transfer(
     start = time.monotonic()
     settings = settings or TransferSettings()
     settings.validate()
-    layer = run.check_layer(default_layer(run, layer), temperature)
+    layer = default_layer(run, layer, temperature)
     chosen = fitted(run, sets.train, sets.val, layer, temperature, settings, network, quiet)
     test = features(run, sets.test.images, layer, temperature, network)
     assert sets.test.labels is not None

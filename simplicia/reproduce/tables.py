@@ -89,11 +89,11 @@ def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -
     parts = []
     for alike in _grouped(rows, "pretrained_on", "batch_size", "protocol", "probe"):
         budgets = _grouped(alike, "epochs", "device")
-        budgets.sort(key=lambda rows: -(rows[0].get("epochs") or 0))
+        budgets.sort(key=lambda group: -(group[0].get("epochs") or 0))
         measured = [row for row in alike if row.get("accuracy") is not None]
         if len({row.get("epochs") for row in measured}) > 1:
             parts.append(_overview(experiment, measured, link))
-        parts += [_table(experiment, rows, link) for rows in budgets]
+        parts += [_table(experiment, group, link) for group in budgets]
     return "\n".join(parts)
 
 

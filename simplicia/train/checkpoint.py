@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from simplicia.errors import UserError
+from simplicia.files import whole
 
 KEEP = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -54,10 +55,9 @@ def drop(folder: Path) -> None:
     *old, newest = _complete(folder)
     for path in old:
         shutil.rmtree(path, ignore_errors=True)
-    temporary = newest / f".{STATE}.writing"
     state = json.loads((newest / STATE).read_text())
-    temporary.write_text(json.dumps({**state, "dropped": True}, indent=1))
-    temporary.replace(newest / STATE)
+    with whole(newest / STATE) as temporary:
+        temporary.write_text(json.dumps({**state, "dropped": True}, indent=1))
     (newest / TENSORS).unlink(missing_ok=True)
 
 

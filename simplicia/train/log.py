@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from simplicia.errors import UserError
+from simplicia.files import whole
 
 
 class Log:
@@ -14,9 +15,8 @@ class Log:
 
     def __init__(self, path: Path, step: int, loggers: tuple[str, ...] = (), name: str = ""):
         kept = [line for line in lines_of(path) if line["step"] <= step]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        temporary.rename(path)
+        with whole(path) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self.path, self.file = path, path.open("a", buffering=1)
         self.sinks = [_sink(logger, path.parent, name) for logger in loggers]
 
@@ -95,7 +95,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def check(loggers: tuple[str, ...]) -> None:
+def check_loggers(loggers: tuple[str, ...]) -> None:
     """A UserError if a logger's package is not there."""
     for logger in loggers:
         if importlib.util.find_spec(logger) is None:

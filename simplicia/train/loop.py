@@ -22,8 +22,7 @@ from simplicia.provenance import commit, versions
 from simplicia.run import Run, load
 from simplicia.train import checkpoint, devices, health, place, recipes
 from simplicia.train.fit import fit
-from simplicia.train.log import Log, Progress, duration
-from simplicia.train.log import check as check_loggers
+from simplicia.train.log import Log, Progress, check_loggers, duration
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe, write_yaml
 from simplicia.train.settings import with_changes
@@ -117,11 +116,11 @@ class Training:
         self.on_online: Callable[[int, dict[str, float]], None] | None = None
 
     def add_online_probe(self, read_test: Callable[[], ImageSet]) -> None:
-        unlabelled = UserError(
-            f"online_every is {self.recipe.online_every}, but {self.images.name} has no labels"
-        )
-        if self.images.labels is None or (test := read_test()).labels is None:
-            raise unlabelled
+        test = None if self.images.labels is None else read_test()
+        if test is None or test.labels is None:
+            raise UserError(
+                f"online_every is {self.recipe.online_every}, but {self.images.name} has no labels"
+            )
         arguments = self.images, test, self.statistics, self.fabric.device, self.recipe.image_size
         self.step.probe = OnlineProbe(self.method, *arguments, self.recipe.online_temperatures)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from simplicia.errors import Failed, Interrupted, Unfinished, UserError
+from simplicia.files import whole
 from simplicia.options import Parser, amount, positive, target
 from simplicia.show import table
 
@@ -59,7 +60,8 @@ def reproduce(arguments: list[str]) -> None:
         from simplicia.reproduce.tables import page as written
 
         Path(page).parent.mkdir(parents=True, exist_ok=True)
-        Path(page).write_text(written(given["results"], Path(page)), encoding="utf-8")
+        with whole(Path(page)) as temporary:
+            temporary.write_text(written(given["results"], Path(page)), encoding="utf-8")
         print(f"written to {page}")
     elif name is None:
         raise UserError("reproduce takes an experiment's name, such as table1; --list shows them")

@@ -48,7 +48,7 @@ def _next(run: "Run") -> str:
     from simplicia.data import datasets, folder
 
     data, path = run.recipe.data, shlex.quote(str(run.path))
-    if data in datasets.names() or folder.layout(Path(data))[0].labelled:
+    if data in datasets.names() or not Path(data).is_dir() or folder.layout(Path(data))[0].labelled:
         return f"probe {path}"
     return f"encode {path} {shlex.quote(data)} --out features.npz"
 
