@@ -153,6 +153,19 @@ def test_the_readmes_cifar_numbers_are_the_stored_ones():
     assert told in " ".join(page.split())
 
 
+def test_what_is_said_of_coherence_is_so():
+    import json
+
+    rows = json.loads((ROOT / "results/paper/coherence.json").read_text())
+    curves = {row["cell"]: dict(zip(row["k"], row["coherence"], strict=True)) for row in rows}
+    base, parts, sem = (curves[cell] for cell in ("BYOL", "BYOL, ICA", "BYOL + SEM"))
+    said = (ROOT / "results/paper/coherence.md").read_text()
+    assert "ahead up to K=6" in said and [k for k in base if base[k] > sem[k]] == [1, 2, 3, 4, 5, 6]
+    assert "fall to 0.040" in said and f"{base[50]:.3f}" == f"{parts[50]:.3f}" == "0.040"
+    assert "at 0.2 or more from K=10 on" in said and min(sem[k] for k in sem if k >= 10) >= 0.2 > sem[9]
+    assert f"{4 / 99:.3f}" == "0.040"  # 4 of the 99 other classes are of a class's superclass
+
+
 def test_the_readme_states_the_earlier_demos_as_stored():
     import json
 

@@ -22,7 +22,8 @@ def measure(method: Method, output: Output) -> dict[str, float]:
     }
     bottleneck = method.online.bottleneck
     if isinstance(bottleneck, SimplicialEmbedding):
-        simplices = output.embeddings[0].float() + output.offset
+        # p - 1/V comes in 16 bits: a probability of 0 may be a little less
+        simplices = (output.embeddings[0].float() + output.offset).clamp_min(0)
         figures["entropy"] = entropy(simplices, bottleneck.vertices).mean().item()
     return figures
 

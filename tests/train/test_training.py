@@ -248,6 +248,9 @@ def test_health_is_logged_and_collapse_is_told(folder, tmp_path, capfd):
     figures = health.measure(run.method, output)
     told = " ".join(health.warnings(run.method, figures, 90, 100))
     assert "collapse" in told and "uniform" in told
+    winners = torch.nn.functional.one_hot(torch.randint(13, (8, 8)), 13).flatten(1) - 1 / 13
+    output = methods.Output(torch.tensor(0.1), (same, same), (winners.bfloat16(),) * 2, 1 / 13)
+    assert 0 <= health.measure(run.method, output)["entropy"] < 0.02  # as a low temperature has it on a GPU
     healthy = health.measure(run.method, run.method([torch.randn(16, 3, 16, 16)] * 2))
     assert healthy["feature_std"] > 0.05 and 1 < healthy["effective_rank"] <= 16
 
