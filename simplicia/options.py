@@ -3,12 +3,17 @@
 import argparse
 import dataclasses
 import difflib
+import inspect
+import re
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from simplicia.errors import UserError
+
+
+_BESIDE = re.compile(r"^ +(\w+): .*\S  # (.+)$", re.MULTILINE)
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,23 +48,51 @@ def add_settings(
     setters: dict[str, str] = {}
 
     def add(group: Any, values: Any, prefix: str) -> None:
-        hints = typing.get_type_hints(type(values))
+        hints, said = typing.get_type_hints(type(values)), remarks(type(values))
         for field in dataclasses.fields(values):
             value, path = getattr(values, field.name), f"{prefix}{field.name}"
             if path in skip:
                 continue
             if dataclasses.is_dataclass(value):
-                add(parser.add_argument_group(f"{path} ({type(value).__doc__})"), value, f"{path}.")
+                add(parser.add_argument_group(path, type(value).__doc__), value, f"{path}.")
                 continue
-            several = typing.get_origin(hints[field.name]) is tuple
-            flags = dict.fromkeys([f"--{path.replace('_', '-')}", f"--{path}"])
+            hint = hints[field.name]
+            several = typing.get_origin(hint) is tuple
+            words: dict[str, Any] = {"dest": path, "nargs": "+" if several else None, "metavar": _kind(hint)}
             shown = " ".join(map(str, value)) if several else value
-            nargs = "+" if several else None
-            group.add_argument(*flags, dest=path, nargs=nargs, metavar="VALUE", help=f"(default: {shown})")
+            flag = f"--{path.replace('_', '-')}"
+            group.add_argument(flag, **words, help=described(said.get(field.name), shown))
+            if flag != f"--{path}":  # as the recipe's file has it
+                group.add_argument(f"--{path}", **words, help=argparse.SUPPRESS)
             setters[path] = path
 
     add(parser.add_argument_group("settings"), settings, "")
     return setters
+
+
+def remarks(source: Any) -> dict[str, str]:
+    """The comments beside a class's fields or a function's parameters, where sources are installed."""
+    try:
+        found = _BESIDE.findall(inspect.getsource(source))
+    except OSError:
+        return {}
+    return dict(reversed(found))  # a field comes before a variable of the same name
+
+
+def described(remark: str | None, default: Any) -> str:
+    """An option's line of help."""
+    shown = "none" if default in (None, "", ()) else default
+    return f"{remark or ''} (default: {shown})".strip().replace("%", "%%")
+
+
+def _kind(hint: Any) -> str:
+    """What a setting of this type takes, in a word."""
+    if typing.get_origin(hint) is typing.Literal:
+        return "|".join(typing.get_args(hint))
+    kinds = [kind for kind in typing.get_args(hint) if kind not in (type(None), Ellipsis)]
+    if kinds:  # of a tuple or of one that may be None
+        return _kind(kinds[0])
+    return {int: "N", float: "X", bool: "true|false"}.get(hint, "WORD")
 
 
 def amount(word: str) -> float:

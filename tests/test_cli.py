@@ -117,6 +117,23 @@ def test_help(verb, capsys):
     assert stop.value.code == 0 and f"simplicia {verb}" in capsys.readouterr().out
 
 
+def test_help_says_what_settings_mean_and_have(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["pretrain", "shapes-swav-sem", "--help"])
+    page = " ".join(capsys.readouterr().out.split())
+    assert "--optim.clip X largest norm of the gradient (0: no clipping) (default: 0.0)" in page
+    assert "--optim.name lars|sgd (default: sgd)" in page
+    assert "--swav.epsilon X of Sinkhorn (default: 0.05)" in page
+    assert "--swav.prototypes N (default: 256)" in page  # the recipe's, not the method's
+    assert "--data_dir" not in page  # taken as well, but not shown twice
+
+
+def test_resuming_what_is_not_there_is_told(capsys, tmp_path):
+    words = f"pretrain shapes-byol --out {tmp_path / 'mistyped'} --resume --dry-run"
+    assert cli.main(words.split()) == 0
+    assert f"there is no run in {tmp_path / 'mistyped'} to go on with" in capsys.readouterr().err
+
+
 def test_probe_prints_a_table_and_writes_the_same_numbers(run, capsys, tmp_path):
     words = ["--epochs", "2", "--lrs", "0.1", "--l1", "0", "--temperatures", "0", "1"]
     assert cli.main(["probe", str(run), *words, "--json", str(tmp_path / "p.json")]) == 0

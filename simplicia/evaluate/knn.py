@@ -27,6 +27,7 @@ def knn(
     """Accuracy of the k nearest training images' votes, by cosine; on codes by their overlap."""
     start = time.monotonic()
     check_classes(train, test)
+    k = min(k, len(train))  # of fewer images all vote
     layer = run.check_layer(layer, temperature)
     net: Any = run.network(network)
     bottleneck: Any = net.bottleneck

@@ -91,7 +91,11 @@ def semi(
     layer = trainable_layer(run, layer)
     labelled = subset(train, settings.fraction, settings.seed, names)
     check_classes(labelled, test)
-    sets = hold_out(labelled, settings.validation, settings.seed)
+    try:
+        sets = hold_out(labelled, settings.validation, settings.seed)
+    except UserError as error:
+        more = f"fraction is {settings.fraction:g}; give more" if names is None else "list more images"
+        raise UserError(f"{error}; {more}") from error
     temperatures = settings.temperatures if layer == "sem" else (None,)
     trials = [
         Trial(lr, None, temperature, epochs)

@@ -16,7 +16,7 @@ from simplicia.methods.swav import SwAV
 from simplicia.methods.vicreg import VICReg
 from simplicia.sem import Temperature
 
-__all__ = ["Method", "Output", "TargetMethod", "create", "names", "options"]
+__all__ = ["Method", "Output", "TargetMethod", "create", "kind", "names", "options"]
 
 _METHODS: dict[str, Callable[..., Method]] = {
     "barlow": BarlowTwins,
@@ -34,11 +34,16 @@ def names() -> list[str]:
     return sorted(_METHODS)
 
 
-def options(name: str) -> dict[str, float]:
-    """The options of a method with their defaults, which are the paper's."""
+def kind(name: str) -> Callable[..., Method]:
+    """The class of a method."""
     if name not in _METHODS:
         raise unknown("method", name, names())
-    parameters = inspect.signature(_METHODS[name]).parameters
+    return _METHODS[name]
+
+
+def options(name: str) -> dict[str, float]:
+    """The options of a method with their defaults, which are the paper's."""
+    parameters = inspect.signature(kind(name)).parameters
     return {p.name: p.default for p in list(parameters.values())[3:]}
 
 

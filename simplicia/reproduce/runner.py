@@ -125,8 +125,9 @@ class Session:
             self.say(f"{name} is left to the process that works on it")
             return False
         except Unprepared as error:
+            told = bool(self.unprepared) and self.unprepared[-1].endswith(f": {error}")
             self.unprepared.append(f"{name}: {error}")
-            self.say(f"{name} is left out: {error}", "yellow")
+            self.say(f"{name} is left out{', for the same reason' if told else f': {error}'}", "yellow")
             return False
         except Diverged as error:
             rows = [{"protocol": "diverged", "failed": str(error)}]

@@ -1,11 +1,12 @@
 """Verbs that train: pretrain, demo."""
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simplicia.errors import UserError
-from simplicia.options import Parser, add_settings, positive
+from simplicia.options import Parser, add_settings, described, positive, remarks
 
 if TYPE_CHECKING:
     from simplicia.run import Run
@@ -26,9 +27,12 @@ def pretrain(arguments: list[str]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would happen, and stop")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     given, changes, _ = with_settings(parser, recipe, shown)
+    out = given["out"]
+    if given["resume"] and out and not Path(out, "recipe.yaml").exists():
+        print(f"there is no run in {out} to go on with: a new one begins", file=sys.stderr)
     run = pretrain(
         recipe.name,
-        out=given["out"],
+        out=out,
         resume=given["resume"],
         device=given["device"],
         processes=given["processes"],
@@ -77,11 +81,11 @@ def with_settings(
     method = first.parse_known_args(arguments)[0].method
     setters = add_settings(parser, recipe, skip=("name", "options"))
     group = parser.add_argument_group(f"options of {method}")
+    said, own = remarks(methods.kind(method)), recipe.options if method == recipe.method else {}
     for option, default in methods.options(method).items():
-        flag = f"--{method}.{option.replace('_', '-')}"
-        group.add_argument(
-            flag, type=type(default), metavar=type(default).__name__, help=f"(default: {default})"
-        )
+        flag, shown = f"--{method}.{option.replace('_', '-')}", own.get(option, default)
+        words = {"type": type(default), "metavar": "X" if isinstance(default, float) else "N"}
+        group.add_argument(flag, **words, help=described(said.get(option), shown))
         setters[f"{method}.{option}"] = f"options.{option}"
     given = vars(parser.parse(arguments))
     changes = {setting: given[name] for name, setting in setters.items() if given[name] is not None}

@@ -53,6 +53,7 @@ def finetune(arguments: list[str]) -> None:
 def semi(arguments: list[str]) -> None:
     from pathlib import Path
 
+    from simplicia.errors import UserError
     from simplicia.evaluate.features import labelled
     from simplicia.evaluate.finetune import trainable_layer
     from simplicia.evaluate.semi import SemiSettings, semi
@@ -62,6 +63,8 @@ def semi(arguments: list[str]) -> None:
         "--list", metavar="FILE", help="the labelled images, a name a line (default: drawn, class by class)"
     )
     given, settings, run = _opened(parser, SemiSettings(), arguments)
+    if given["list"] is not None and given["fraction"] is not None:
+        raise UserError("--list names the labelled images and --fraction draws them; give one of the two")
     layer = trainable_layer(run, given["layer"])
     names = None if given["list"] is None else Path(given["list"])
     train, test = labelled(run, given["data"], given["data_dir"])

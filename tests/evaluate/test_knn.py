@@ -20,6 +20,11 @@ def test_on_every_layer(run, sets, layer):
     assert found["similarity"] == ("overlap" if layer == "codes" else "cosine")
 
 
+def test_of_fewer_images_than_k_all_vote(run, sets):
+    found, every = (knn(run, *sets, "encoder", k=k) for k in (10**6, len(sets[0])))
+    assert found["k"] == len(sets[0]) and found["accuracy"] == every["accuracy"]
+
+
 def test_overlap_of_codes_is_the_cosine_of_their_one_hots(run, sets):
     codes = [run.encode(s.images, "codes") for s in sets]
     dense = [F.one_hot(c, 13).flatten(1).float() for c in codes]

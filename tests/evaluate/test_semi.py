@@ -154,12 +154,14 @@ def test_mistakes(run, sets, small_run, colours, tmp_path, fails):
     told = lambda *words: fails("semi", small_run, "--data", colours, *words)  # noqa: E731
     assert "fraction is 1.5" in told("--fraction", 1.5)
     assert "fraction is 0" in told("--fraction", 0)
-    assert "class 'blue' of colours has one image" in told("--fraction", 0.01)
+    few = told("--fraction", 0.01)
+    assert "class 'blue' of colours has one image" in few and "fraction is 0.01; give more" in few
     assert "cannot be read" in told("--list", tmp_path / "none.txt")
     (tmp_path / "wrong.txt").write_text("n0144_1.JPEG")
     assert "names 'n0144_1.JPEG'; it takes names of training images" in told("--list", tmp_path / "wrong.txt")
     (tmp_path / "empty.txt").write_text("")
     assert "is empty" in told("--list", tmp_path / "empty.txt")
+    assert "give one of the two" in told("--list", tmp_path / "wrong.txt", "--fraction", 0.1)
     one_class = [f for f in train.files if "/red/" in f]
     (tmp_path / "red.txt").write_text("\n".join(one_class))
     assert "no training image shows: blue, green" in told("--list", tmp_path / "red.txt")

@@ -155,6 +155,14 @@ def test_without_training_only_what_is_trained_is_measured(measured, tmp_path, c
     assert "no run that coherence needs is trained to its end in" in capsys.readouterr().err
 
 
+def test_one_reason_for_all_cells_is_told_once(tmp_path, capsys):
+    words = f"reproduce table1 --only byol --data nope --runs {tmp_path} --results {tmp_path}"
+    assert cli.main(words.split()) == 2
+    told = capsys.readouterr().err
+    assert told.count("unknown data set 'nope'") == 2 and "BYOL + SEM is left out, for the same" in told
+    assert not (tmp_path / "other").exists()
+
+
 def test_a_note_stays_with_what_was_measured_then(place, tmp_path, capsys):
     words = "table1", "--only", "byol", "--runs", tmp_path, "--results", tmp_path / "results", "--note"
     assert call(place, *words, "two | at a time") == 0
