@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 from simplicia.errors import UserError
 
-
 _BESIDE = re.compile(r"^ +(\w+): .*\S  # (.+)$", re.MULTILINE)
 
 
