@@ -84,8 +84,8 @@ def with_settings(
     said, own = remarks(methods.kind(method)), recipe.options if method == recipe.method else {}
     for option, default in methods.options(method).items():
         flag, shown = f"--{method}.{option.replace('_', '-')}", own.get(option, default)
-        words = {"type": type(default), "metavar": "X" if isinstance(default, float) else "N"}
-        group.add_argument(flag, **words, help=described(said.get(option), shown))
+        takes, helped = "X" if isinstance(default, float) else "N", described(said.get(option), shown)
+        group.add_argument(flag, type=type(default), metavar=takes, help=helped)
         setters[f"{method}.{option}"] = f"options.{option}"
     given = vars(parser.parse(arguments))
     changes = {setting: given[name] for name, setting in setters.items() if given[name] is not None}
