@@ -122,13 +122,13 @@ def positive(word: str) -> int:
     return number
 
 
-def measuring(verb: str, description: str) -> Parser:
-    """The options every verb that measures a run has."""
+def measuring(verb: str, description: str, layer: str = "sem if trained with it") -> Parser:
+    """The options every verb that measures a run has; ``layer``: which one it takes by default."""
     parser = Parser(f"{verb} RUN", description=description)
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("--data", help="a labelled data set or folder (default: the run's own)")
     parser.add_argument("--data-dir", help="where standard data sets lie (default: as in the run)")
-    parser.add_argument("--layer", help="encoder, embedder, sem, codes, … (default: sem if trained with it)")
+    parser.add_argument("--layer", help=f"encoder, embedder, sem, codes, … (default: {layer})")
     parser.add_argument("--network", default="online", help="online or target (default: online)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     parser.add_argument(

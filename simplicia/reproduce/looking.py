@@ -88,6 +88,8 @@ COHERENCE = Experiment(
         ("coherence, K=1", "coherence_at_1", ".3f"),
         ("K=5", "coherence_at_5", ".3f"),
         ("K=20", "coherence_at_20", ".3f"),
+        ("classes without neighbours, K=5", "isolated_at_5", ""),
+        ("K=20", "isolated_at_20", ""),
         ("components, K=5", "components_at_5", ""),
     ),
     figure=True,

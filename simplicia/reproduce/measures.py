@@ -205,6 +205,7 @@ def coherence(job: Job, layer: str) -> list[Row]:
             "coherence": found,
             "isolated": curve["isolated"],
             **{f"coherence_at_{k}": found[k - 1] if k <= len(found) else None for k in (1, 5, 20)},
+            **{f"isolated_at_{k}": curve["isolated"][k - 1] if k <= len(found) else None for k in (5, 20)},
             "components_at_5": len(graph["components"]),
             "components": [
                 {"classes": [classes[i] for i in part["classes"]], "features": part["features"]}

@@ -15,7 +15,8 @@ Row = dict[str, Any]
 HEAD = """# Results
 
 The paper's tables and figures beside what this code measured. The page is written by
-`simplicia reproduce --page docs/results.md` from the JSON files it links to; no number is typed in.
+`simplicia reproduce --page docs/results.md` from the JSON files it links to; no number in its tables is typed
+in. The paragraphs above some of them are written by hand.
 [reproduce.md](reproduce.md) says how to measure them.
 """
 PAPER = """## On the paper's data, measured by its rules

@@ -328,6 +328,6 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise UserError("sweeps need Optuna; pip install 'simplicia[sweep]'") from error
+        raise UserError("sweeps need Optuna; pip install optuna") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -11,8 +11,8 @@ def transfer(arguments: list[str]) -> None:
 
     parser = measuring(
         "transfer",
-        "Logistic regression on frozen features, its regulariser chosen on validation images, tested once. "
-        "Layer: codes if the run was trained with them, else what it was trained with.",
+        "Logistic regression on frozen features, its regulariser chosen on validation images, tested once.",
+        layer="codes if the run has them, else what it was trained with",
     )
     parser.add_argument("--temperature", type=amount, help="of layer sem (default: the run's own)")
     given, settings, run = _opened(parser, TransferSettings(), arguments)
