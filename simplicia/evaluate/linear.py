@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from simplicia.train.devices import allow_variants
+
 NOTHING = 1e-15  # smaller than this is zero: denormal numbers make a CPU ten times slower
 DECAYS = 0.6, 0.8  # shares of the epochs after which the rate is a tenth
 SCATTERED = 2**26  # bytes of codes that are one-hot at a time
@@ -194,6 +196,7 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
     """On a GPU the function as one kernel, elsewhere as it is."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return function
+    allow_variants()
     return torch.compile(function)
 
 

@@ -24,8 +24,9 @@ PAPER = """## On the paper's data, measured by its rules
 On the paper's data set with the paper's protocol of measuring. Pre-training follows this code's recipes,
 which differ from the paper's in three defaults: the first convolution has padding 1 (the authors' code: 2),
 the projector is handed p - 1/V instead of p, and the learning rate moves at every step instead of once per
-epoch. The budget of each table stands above it: where it is less than the paper's (1000 epochs on CIFAR-100,
-200 on ImageNet), the numbers are those of a shorter training.
+epoch. SwAV's prototypes have length 1, as in its own paper; the authors' code trains their lengths. The
+budget of each table stands above it: where it is less than the paper's (1000 epochs on CIFAR-100, 200 on
+ImageNet), the numbers are those of a shorter training.
 """
 OTHER = """## On other data, or by other rules
 

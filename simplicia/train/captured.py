@@ -18,6 +18,7 @@ from simplicia.encoders import ResNet
 from simplicia.layers import BlockLinear
 from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
+from simplicia.train.devices import allow_variants
 from simplicia.train.step import Step
 
 LARGE = 1 << 22  # a projector's weights with so many numbers are kept in two halves of 16 bits
@@ -30,6 +31,7 @@ class CapturedStep(Step):
         from simplicia.train.norm import fuse
 
         torch.backends.cudnn.benchmark = True
+        allow_variants()
         self.method.joint = True
         fuse(self.method)
         self.copies = _make_copies(self.method)

@@ -8,6 +8,16 @@ import torch
 
 from simplicia.errors import UserError
 
+VARIANTS = 64  # of the same code that a process may compile
+
+
+def allow_variants() -> None:
+    """Let a process compile the same code for many models, one after the other: torch allows for eight."""
+    import torch._dynamo
+
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, VARIANTS)
+
 
 def choose(device: str = "auto") -> torch.device:
     """The device of that name; "auto" is the GPU if there is one."""

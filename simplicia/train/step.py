@@ -14,6 +14,7 @@ from simplicia.data.views import Views
 from simplicia.errors import UserError, unknown
 from simplicia.methods import Method, Output
 from simplicia.train import optim
+from simplicia.train.devices import allow_variants
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe
 
@@ -90,6 +91,7 @@ class CompiledStep(Step):
     """Views and method compiled, nothing captured: for several GPUs, or where a step cannot be captured."""
 
     def setup(self) -> None:
+        allow_variants()
         compiled = torch.compile(self.views.__call__, dynamic=False, backend=BACKEND)
         self.views = compiled  # type: ignore[assignment]
         self.method.compile(dynamic=False, backend=BACKEND)  # in place: names of weights stay
