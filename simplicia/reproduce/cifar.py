@@ -45,7 +45,7 @@ TABLE1 = Experiment(
         for recipe, (name, base, sem) in METHODS.items()
         for cell in (
             Cell(name, recipe, options=ENCODER, paper=base),
-            Cell(f"{name} + SEM", f"{recipe}-sem", options=SEM, paper=sem),
+            Cell(f"{name} + SEM", f"{recipe}-sem", options=SEM, paper=sem, beside=name),
         )
     ),
     columns=CHOSEN,

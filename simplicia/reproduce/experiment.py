@@ -28,6 +28,7 @@ class Cell:
     options: dict[str, Any] = field(default_factory=dict)  # what the measure is told
     paper: float | dict[str, float] | None = None  # the paper's number, or those of a measure's parts
     ours: bool = False  # the paper has no such cell
+    beside: str | None = None  # the cell without SEM that it is compared with
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Markdown built from what was measured, and from nothing else: a table of an experiment, a page of all."""
 
+import math
 import os
 import statistics
 from collections import Counter
@@ -85,7 +86,8 @@ def _section(experiment: Experiment, file: Path, page: Path) -> str:
 def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -> str:
     """A table for each budget that rows were measured with, the longest first; each cell leads to ``link``.
 
-    Where there are several budgets, a table of accuracies by epochs comes before them.
+    Where there are several budgets, a table of accuracies by epochs comes before them. The first table is
+    followed by what SEM adds, if there are cells with and without it.
     """
     rows = sorted(rows, key=lambda row: (_place(experiment, row), row.get("seed") or 0))
     parts = []
@@ -93,9 +95,10 @@ def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -
         budgets = _grouped(alike, "epochs", "device")
         budgets.sort(key=lambda group: -(group[0].get("epochs") or 0))
         measured = [row for row in alike if row.get("accuracy") is not None]
-        if len({row.get("epochs") for row in measured}) > 1:
-            parts.append(_overview(experiment, measured, link))
-        parts += [_table(experiment, group, link) for group in budgets]
+        several = len({row.get("epochs") for row in measured}) > 1
+        tables = [_overview(experiment, measured, link)] if several else []
+        tables += [_table(experiment, group, link) for group in budgets]
+        parts += [tables[0], *_differences(experiment, measured, link), *tables[1:]]
     return "\n".join(parts)
 
 
@@ -122,6 +125,41 @@ def _overview(experiment: Experiment, rows: list[Row], link: str | None) -> str:
         shown += [_shown(experiment, cell[0], "paper", "")] if own else []
         lines.append("| " + " | ".join(shown) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _differences(experiment: Experiment, rows: list[Row], link: str | None) -> list[str]:
+    """A table of what cells with SEM have more than those without, if there are such pairs."""
+    lines = []
+    for epochs in sorted({row.get("epochs") or 0 for row in rows}, reverse=True):
+        alike = [row for row in rows if row.get("epochs") == epochs and row.get("standard_error") is not None]
+        for cell in experiment.cells:
+            without, with_sem = (
+                {row.get("seed"): row for row in alike if row["cell"] == name}
+                for name in (cell.beside, cell.name)
+            )
+            pairs = [(without[seed], with_sem[seed]) for seed in without if seed in with_sem]
+            if pairs:
+                shown = [_linked(pairs[0][1], link), str(epochs), *_difference(pairs), str(len(pairs))]
+                lines.append("| " + " | ".join(shown) + " |")
+    if not lines:
+        return []
+    titles = ["cell", "epochs", "ours", f"paper, {experiment.epochs} epochs", "seeds"]
+    errors = "±: standard error of the test images, of several seeds the standard deviation between them"
+    about = f"{experiment.title}: what SEM adds, in percent; {_protocol(rows[0])}; {errors}"
+    head = [f"**{_plain(about)}.**\n", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    return ["\n".join(head + lines) + "\n"]
+
+
+def _difference(pairs: list[tuple[Row, Row]]) -> tuple[str, str]:
+    """Between the cells of pairs, one for each seed: ours with its error, and the paper's."""
+    found = [b["accuracy"] - a["accuracy"] for a, b in pairs]
+    a, b = pairs[0]
+    error = (
+        statistics.stdev(found) if len(found) > 1 else math.hypot(a["standard_error"], b["standard_error"])
+    )
+    papers = [row["paper"] for row in (a, b) if row.get("paper") is not None]
+    paper = f"{papers[1] - papers[0]:+.1f}" if len(papers) == 2 else "-"
+    return f"{statistics.mean(found):+.1f} ± {error:.1f}", paper
 
 
 def _table(experiment: Experiment, rows: list[Row], link: str | None) -> str:
