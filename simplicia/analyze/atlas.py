@@ -151,3 +151,10 @@ def _information(table: Tensor) -> Tensor:
     independent = joint.sum(-1, keepdim=True) * joint.sum(-2, keepdim=True)
     ratio = torch.where(joint > 0, joint / independent, 1.0)
     return torch.special.xlogy(joint, ratio).sum((-2, -1)).clamp_min(0)
+
+
+def largest(counts: Tensor, most: int) -> list[list[int]]:
+    """[index, count] of the largest counts that are not 0."""
+    best = counts.argsort(descending=True, stable=True)[:most].tolist()
+    values = counts.tolist()
+    return [[i, values[i]] for i in best if values[i]]

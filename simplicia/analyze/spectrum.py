@@ -49,3 +49,13 @@ def effective_rank(values: Tensor) -> float:
     roots = values.double().clamp_min(0).sqrt()
     shares = roots / roots.sum().clamp_min(1e-12)
     return math.exp(-(shares * shares.clamp_min(1e-12).log()).sum().item())
+
+
+def spaced(total: int, count: int) -> list[int]:
+    """At most ``count`` indices below ``total``: all of the first third, then further and further apart."""
+    if total <= count:
+        return list(range(total))
+    near = count // 3
+    ratio = (total - 1) / near
+    far = [round(near * ratio ** (i / (count - near))) for i in range(1, count - near + 1)]
+    return sorted({*range(near), *far})

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from simplicia.analyze import thumbnails
-from simplicia.analyze.atlas import Atlas
+from simplicia.analyze.atlas import Atlas, largest
 from simplicia.analyze.controls import compare
 from simplicia.analyze.entropy import EntropyHistogram
 from simplicia.analyze.retrieval import chance, curves, nearest, nearest_by_cosine
-from simplicia.analyze.spectrum import effective_rank, spectrum
+from simplicia.analyze.spectrum import effective_rank, spaced, spectrum
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
@@ -179,14 +179,14 @@ class Study:
                 "vertex": feature % vertices,
                 "score": scores[i],
                 "fired": int(fired[feature]),
-                "classes": [] if self.labels is None else _largest(counts, 8),
+                "classes": [] if self.labels is None else largest(counts, 8),
                 "superclasses": [],
                 "images": self._name(tops[i]),
                 "probabilities": values[i],
             }
             if self.superclass is not None and self.labels is not None:
                 groups = torch.zeros(len(self.whole.superclasses), dtype=counts.dtype, device=device)
-                row["superclasses"] = _largest(groups.scatter_add_(0, self.superclass, counts), 5)
+                row["superclasses"] = largest(groups.scatter_add_(0, self.superclass, counts), 5)
             rows.append(row)
         ranked_by = "contrast" if self.labels is None else "information"
         return {
@@ -340,20 +340,3 @@ def _sample(total: int, count: int) -> Tensor:
     if count >= total:
         return torch.arange(total)
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:count].sort().values
-
-
-def spaced(total: int, count: int) -> list[int]:
-    """At most ``count`` indices below ``total``: all of the first third, then further and further apart."""
-    if total <= count:
-        return list(range(total))
-    near = count // 3
-    ratio = (total - 1) / near
-    far = [round(near * ratio ** (i / (count - near))) for i in range(1, count - near + 1)]
-    return sorted({*range(near), *far})
-
-
-def _largest(counts: Tensor, most: int) -> list[list[int]]:
-    """[index, count] of the largest counts that are not 0."""
-    best = counts.argsort(descending=True, stable=True)[:most].tolist()
-    values = counts.tolist()
-    return [[i, values[i]] for i in best if values[i]]

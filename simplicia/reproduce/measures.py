@@ -156,8 +156,7 @@ def spectrum(job: Job, layer: str = "embedder") -> list[Row]:
     """Singular values of the covariance of a layer on the test images: at most 300, with their index."""
     import torch
 
-    from simplicia.analyze.spectrum import effective_rank, spectrum
-    from simplicia.analyze.study import spaced
+    from simplicia.analyze.spectrum import effective_rank, spaced, spectrum
     from simplicia.evaluate.features import encoder_features
     from simplicia.run import represent
 
