@@ -7,24 +7,37 @@ from torch import Tensor
 class Resident:
     """Images (N, 3, H, W) uint8 on a device, in shuffled batches; the last incomplete one is dropped."""
 
+    places: Tensor | None = None  # where in ``images`` every batch lies, if there is such a place
+
     def __init__(
         self, images: Tensor, batch_size: int, seed: int, device: torch.device, rank: int = 0, world: int = 1
     ):
-        self.images = images.to(device)
+        self.images = self._placed(images, device)
         self.batch_size, self.seed, self.rank, self.world = batch_size, seed, rank, world
         self.batches = len(images) // batch_size
-        self.epoch = -1
-        self.order = torch.empty(0)
+        self.count = len(images)
+        self.orders: dict[int, Tensor] = {}  # by epoch
 
     def indices(self, step: int) -> Tensor:
         """Which images this process sees at a step, counted from the start of training."""
         epoch, batch = divmod(step, self.batches)
-        if epoch != self.epoch:
+        order = self.orders.get(epoch)
+        if order is None:
             generator = torch.Generator().manual_seed(mix(self.seed, epoch))
-            self.order = torch.randperm(len(self.images), generator=generator).to(self.images.device)
-            self.epoch = epoch
-        whole = self.order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            order = self._ordered(torch.randperm(self.count, generator=generator))
+            self.orders = {epoch: order}
+        whole = order[batch * self.batch_size : (batch + 1) * self.batch_size]
         return whole.chunk(self.world)[self.rank]
+
+    def fetch(self, step: int, indices: Tensor) -> Tensor:
+        """Where in ``images`` those of a step are."""
+        return indices
+
+    def _placed(self, images: Tensor, device: torch.device) -> Tensor:
+        return images.to(device)
+
+    def _ordered(self, order: Tensor) -> Tensor:
+        return order.to(self.images.device)
 
 
 def mix(*numbers: int) -> int:

@@ -45,6 +45,7 @@ class CapturedStep(Step):
         self.static_indices = torch.zeros(
             self.data.batch_size, dtype=torch.long, device=self.data.images.device
         )
+        self.places = self.static_indices if self.data.places is None else self.data.places
         self.augment, self.rest = _compiled(self._augment), _compiled(self._rest)
         # our ResNets are convolutions and kernels of our own, for which a compiler can do nothing
         self.encode = self._encode if isinstance(online, ResNet) else _compiled(self._encode)
@@ -52,7 +53,9 @@ class CapturedStep(Step):
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Output]] = {}
 
     def __call__(self, step: int) -> Output:
-        self.static_indices.copy_(self.prepare(step))
+        indices = self.prepare(step)
+        self.static_indices.copy_(indices)
+        self.data.fetch(step, indices)
         if not self.trunk:
             self._arrange()
         if self.method.phase not in self.graphs:
@@ -85,9 +88,9 @@ class CapturedStep(Step):
         ]
         return torch.stack(halves + others).all()
 
-    def _augment(self, indices: Tensor) -> Tensor:
+    def _augment(self, places: Tensor) -> Tensor:
         """Both views of a batch, one after the other, as the encoders' stem takes them."""
-        views = torch.cat(self.views(self.data.images[indices]))
+        views = torch.cat(self.views(self.data.images[places]))
         views = views.to(torch.bfloat16, memory_format=torch.channels_last)
         return views if self.stem is None else self.stem.patches(views)
 
@@ -111,7 +114,7 @@ class CapturedStep(Step):
         """One step, its work on two streams, or ``alone`` on one; without ``update`` only the gradients."""
         main = torch.cuda.current_stream()
         beside = main if alone else self.beside
-        images = self.augment(self.static_indices)
+        images = self.augment(self.places)
         followed = None
         if self.target is not None:
             beside.wait_stream(main)

@@ -15,7 +15,8 @@ import torch
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
-from simplicia.data.resident import Resident
+from simplicia.data.streaming import Streamed
+from simplicia.data.streaming import place as place_images
 from simplicia.data.views import Views
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.provenance import commit, versions
@@ -102,9 +103,8 @@ class Training:
         if fabric.device.type == "cuda" and world > 1:
             self.method = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.method)
         self.statistics = images.statistics()
-        data = Resident(
-            images.images, recipe.batch_size, recipe.seed, fabric.device, fabric.global_rank, world
-        )
+        kind = place_images(images.images, fabric.device, recipe.images_on)
+        data = kind(images.images, recipe.batch_size, recipe.seed, fabric.device, fabric.global_rank, world)
         views = Views(recipe.views, recipe.image_size, *self.statistics)
         self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
@@ -132,6 +132,11 @@ class Training:
         say(f"{recipe.name}: {len(data):,} images of {data.name}, {online:,} parameters")
         if notes:
             say(f"chosen from the images: {', '.join(notes)}")
+        if isinstance(self.step.data, Streamed):
+            held = f"{data.images.nbytes / 2**30:.1f} GiB of images"
+            say(
+                f"{held} stay in the host's memory; each batch goes to {self.fabric.device} ahead of its step"
+            )
         if data.skipped:
             shown = "; ".join(f"{path} ({reason})" for path, reason in data.skipped[:3])
             more = "; …" if len(data.skipped) > 3 else ""
@@ -147,7 +152,7 @@ class Training:
         say = Progress("", 1, 0, self.quiet).say
         total = sum(p.numel() for p in self.method.parameters())
         trained = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
-        fixed = 4 * (total + 2 * trained) + self.images.images.nbytes
+        fixed = 4 * (total + 2 * trained) + self.step.data.images.nbytes
         say(f"parameters: {trained:,} trained, {total - trained:,} in the target network")
         held = f"{fixed / 2**30:.2f} GiB for weights, gradients, momentum and images"
         say(f"memory: {held}; {_peak(self.fabric.device)}")

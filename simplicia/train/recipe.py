@@ -80,7 +80,8 @@ class Recipe:
     optim: OptimSettings = field(default_factory=OptimSettings)
     views: ViewSettings = field(default_factory=ViewSettings)
     options: dict[str, Any] = field(default_factory=dict)  # the method's own, such as {"momentum": 0.99}
-    # how the run is watched; these may change when it is resumed
+    # how the run is watched, and where images lie; these may change when it is resumed
+    images_on: Literal["auto", "device", "host"] = "auto"  # ("auto": the device, if half its memory will do)
     log_every: int = 50  # steps
     checkpoint_minutes: float = 2.0
     online_every: int = 0  # epochs between online probes (0: never; needs labels)
@@ -89,6 +90,7 @@ class Recipe:
 
     WATCHING: ClassVar = (
         "data_dir",
+        "images_on",
         "log_every",
         "checkpoint_minutes",
         "online_every",

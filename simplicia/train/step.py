@@ -38,7 +38,7 @@ class Step:
 
     def __call__(self, step: int) -> Output:
         indices = self.prepare(step)
-        output = self.module(self.views(self.data.images[indices]))
+        output = self.module(self.views(self.data.images[self.data.fetch(step, indices)]))
         self.fabric.backward(output.loss)
         if self.recipe.optim.clip:
             self.fabric.clip_gradients(self.module, self.stepper, max_norm=self.recipe.optim.clip)

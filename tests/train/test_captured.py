@@ -215,6 +215,16 @@ def test_randomness_differs_between_replays_and_views_and_is_that_of_the_step():
 
 
 @gpu
+def test_images_in_the_hosts_memory_train_as_those_on_the_gpu():
+    ways = (
+        training("cifar100-byol-sem", "captured", **{"sem.simplices": 200, "images_on": where})
+        for where in ("device", "host")
+    )
+    resident, streamed = ([made.step(i).loss.item() for i in range(25)] for made in ways)
+    assert streamed == pytest.approx(resident, rel=0.02) and resident[0] != resident[-1]
+
+
+@gpu
 @pytest.mark.usefixtures("projectors_in_halves")
 def test_a_captured_run_resumes_where_it_was(tmp_path):
     straight, first, second = (
