@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from simplicia.data.datasets import ImageSet, held_out
+from simplicia.data.decoded import kept
 from simplicia.errors import UserError
 
 if TYPE_CHECKING:
@@ -197,22 +198,29 @@ def decode_all(
         except Exception as error:  # Pillow raises nearly every exception there is
             return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
-    _check_memory(len(files), size)
-    images = np.empty((len(files), 3, size, size), dtype=np.uint8)
-    readable: list[int] = []
-    skipped: list[tuple[Path, str]] = []
-    executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
-    try:
-        for i, result in enumerate(executor.map(attempt, files)):
-            if isinstance(result, str):
-                skipped.append((files[i], result))
-            else:
-                images[len(readable)] = result.transpose(2, 0, 1)
-                readable.append(i)
-            if progress is not None:
-                progress(i + 1, len(files))
-    finally:
-        executor.shutdown(cancel_futures=True)
+    def fill(images: np.ndarray) -> tuple[list[int], list[tuple[Path, str]]]:
+        readable: list[int] = []
+        skipped: list[tuple[Path, str]] = []
+        executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
+        try:
+            for i, result in enumerate(executor.map(attempt, files)):
+                if isinstance(result, str):
+                    skipped.append((files[i], result))
+                else:
+                    images[len(readable)] = result.transpose(2, 0, 1)
+                    readable.append(i)
+                if progress is not None:
+                    progress(i + 1, len(files))
+        finally:
+            executor.shutdown(cancel_futures=True)
+        return readable, skipped
+
+    if place := os.environ.get("SIMPLICIA_CACHE"):
+        images, readable, skipped = kept(Path(place).expanduser(), files, size, fill)
+    else:
+        _check_memory(len(files), size)
+        images = np.empty((len(files), 3, size, size), dtype=np.uint8)
+        readable, skipped = fill(images)
     return torch.from_numpy(images[: len(readable)]), readable, skipped
 
 
@@ -225,7 +233,7 @@ def _check_memory(count: int, size: int) -> None:
     if needed > 0.9 * there:
         raise UserError(
             f"{count:,} images of {size} x {size} need {needed / 1e9:.0f} GB of memory, and this machine has "
-            f"{there / 1e9:.0f}; a smaller --size would do"
+            f"{there / 1e9:.0f}; make them smaller, or name a folder in SIMPLICIA_CACHE to keep them on disk"
         )
 
 

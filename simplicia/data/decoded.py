@@ -1,0 +1,96 @@
+"""Decoded images kept on disk: a folder is decoded once, and may be larger than the memory.
+
+For each list of files and size there are two files, named by a digest of the files' paths, sizes and times of
+change: the pixels as an array that is mapped into memory, and in JSON which files they are of.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from simplicia.errors import UserError
+from simplicia.files import whole
+
+VERSION = 1  # of how images are decoded: another one is another digest
+Skipped = list[tuple[Path, str]]
+
+
+def kept(
+    place: Path,
+    files: list[Path],
+    size: int,
+    decode: Callable[[np.ndarray], tuple[list[int], Skipped]],
+) -> tuple[np.ndarray, list[int], Skipped]:
+    """The images of files as kept in a folder, which ``decode`` fills in if they are not there yet."""
+    name = _digest(files, size)
+    pixels, about = place / f"{name}.npy", place / f"{name}.json"
+    shape = len(files), 3, size, size
+    found = _read(pixels, about, shape)
+    if found is None:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            _check_disk(place, shape)
+            with whole(pixels) as temporary:
+                written = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+                _allocate(temporary)
+                readable, skipped = decode(written)
+                written.flush()
+                del written
+            with whole(about) as temporary:
+                said = {"readable": readable, "skipped": [[str(path), why] for path, why in skipped]}
+                temporary.write_text(json.dumps(said), encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"decoded images cannot be kept in {str(place)!r} (SIMPLICIA_CACHE): {error}"
+            ) from error
+        found = _read(pixels, about, shape)
+        assert found is not None, f"{pixels} was written and cannot be read"
+    array, readable, skipped = found
+    return array[: len(readable)], readable, skipped
+
+
+def _read(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, list[int], Skipped] | None:
+    """What is kept; None if there is nothing, or something else."""
+    try:
+        array = np.load(pixels, mmap_mode="c", allow_pickle=False)
+        said = json.loads(about.read_text(encoding="utf-8"))
+        readable = [int(i) for i in said["readable"]]
+        skipped = [(Path(path), str(why)) for path, why in said["skipped"]]
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+    if array.shape != shape or array.dtype != np.uint8 or len(readable) + len(skipped) != shape[0]:
+        return None
+    return (array, readable, skipped) if all(0 <= i < shape[0] for i in readable) else None
+
+
+def _digest(files: list[Path], size: int) -> str:
+    digest = hashlib.sha256(f"{VERSION} {size}".encode())
+    for path in files:
+        try:
+            found = path.stat()
+            state = f"{found.st_size} {found.st_mtime_ns}"
+        except OSError:
+            state = "gone"
+        digest.update(f"\n{path.resolve()} {state}".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:32]
+
+
+def _allocate(path: Path) -> None:
+    """Give a file its blocks: a disk that is full when a mapped one is written to would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def _check_disk(place: Path, shape: tuple[int, ...]) -> None:
+    needed, free = int(np.prod(shape, dtype=np.int64)), shutil.disk_usage(place).free
+    if needed > free:
+        raise UserError(
+            f"{shape[0]:,} decoded images of {shape[2]} x {shape[3]} take {needed / 1e9:.1f} GB, and "
+            f"{str(place)!r} (SIMPLICIA_CACHE) has {free / 1e9:.1f} GB free"
+        )

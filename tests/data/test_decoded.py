@@ -1,0 +1,121 @@
+"""Decoded images kept on disk are the images, are made once, and never stand for other files."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from simplicia.data import datasets, decoded, folder
+from simplicia.errors import UserError
+
+
+@pytest.fixture
+def photos(tmp_path):
+    place = tmp_path / "photos"
+    place.mkdir()
+    for i in range(12):
+        noise = np.random.default_rng(i).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(place / f"{i:02d}.png")
+    (place / "03.png").write_bytes(b"no image")
+    return place
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def read(photos, size=16):
+    return datasets.load(str(photos), "train", size=size)
+
+
+def same(one, other):
+    assert one.images.equal(other.images) and (one.files, one.skipped) == (other.files, other.skipped)
+
+
+def test_what_is_kept_is_what_is_decoded(photos, cache, monkeypatch):
+    first = read(photos)
+    assert len(first) == 11 and first.skipped[0][0] == "03.png"
+    assert sorted(path.suffix for path in cache.iterdir()) == [".json", ".npy"]
+    decode = folder.decode
+    monkeypatch.setattr(folder, "decode", None)  # nobody decodes again
+    second = read(photos)
+    same(first, second)
+    monkeypatch.setattr(folder, "decode", decode)
+    monkeypatch.delenv("SIMPLICIA_CACHE")
+    same(second, read(photos))
+    second.images[0] = 7  # a tensor as any other, and the file stays as it is
+    monkeypatch.setenv("SIMPLICIA_CACHE", str(cache))
+    same(first, read(photos))
+
+
+def test_other_files_and_sizes_are_decoded_anew(photos, cache):
+    first = read(photos)
+    Image.new("RGB", (20, 24), "red").save(photos / "05.png")
+    os.utime(photos / "05.png", ns=(1, 1))
+    changed = read(photos)
+    assert not changed.images.equal(first.images) and changed.images[4, 0].eq(255).all()
+    assert read(photos, 8).images.shape[2:] == (8, 8)
+    (photos / "05.png").unlink()
+    assert len(read(photos)) == 10 and len(list(cache.glob("*.npy"))) == 4
+
+
+@pytest.mark.parametrize("damage", ["cut", "json", "empty", "shape"])
+def test_what_is_damaged_is_made_again(photos, cache, damage):
+    first = read(photos)
+    (pixels,), (about,) = cache.glob("*.npy"), cache.glob("*.json")
+    content = {"cut": pixels.read_bytes()[:500], "json": b"[]", "empty": b"", "shape": b""}[damage]
+    damaged = about if damage == "json" else pixels
+    damaged.unlink()  # the first set still reads what was there
+    damaged.write_bytes(content)
+    if damage == "shape":
+        np.save(pixels, np.zeros((12, 3, 8, 8), dtype=np.uint8))
+    same(first, read(photos))
+    same(first, read(photos))
+
+
+def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
+    def stop(path, size):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "decode", stop)
+        with pytest.raises(KeyboardInterrupt):
+            read(photos)
+    assert list(cache.iterdir()) == []
+    assert len(read(photos)) == 11
+
+
+def test_images_beyond_the_memory_need_a_place_on_disk(photos, cache, monkeypatch):
+    monkeypatch.setattr(os, "sysconf", lambda name: 64)
+    assert len(read(photos)) == 11
+    monkeypatch.delenv("SIMPLICIA_CACHE")
+    with pytest.raises(UserError, match="name a folder in SIMPLICIA_CACHE"):
+        read(photos)
+
+
+def test_a_place_that_cannot_be_written_or_is_full_is_told(photos, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(UserError, match=r"cannot be kept in .*below"):
+        read(photos)
+    monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "small"))
+    monkeypatch.setattr(decoded.shutil, "disk_usage", lambda place: type("", (), {"free": 100})())
+    with pytest.raises(UserError, match=r"12 decoded images of 16 x 16 take 0\.0 GB, and .*small"):
+        read(photos)
+    assert not list((tmp_path / "small").iterdir())
+
+
+def test_a_kept_set_trains_as_any_other(photos, cache, tmp_path):
+    import simplicia
+
+    small = {"epochs": 1, "batch_size": 4, "image_size": 16, "encoder": "tiny", "quiet": True}
+    small |= {"stem": "small", "sem.simplices": 8, "options": {"hidden": 32, "out": 16}}
+    losses = [
+        simplicia.pretrain("byol-sem", data=str(photos), out=tmp_path / f"run{i}", **small).state["loss"]
+        for i in range(2)
+    ]
+    assert losses[0] == losses[1] and torch.tensor(losses).isfinite().all()
