@@ -49,7 +49,8 @@ def kept(
                 f"decoded images cannot be kept in {str(place)!r} (SIMPLICIA_CACHE): {error}"
             ) from error
         found = _read(pixels, about, shape)
-        assert found is not None, f"{pixels} was written and cannot be read"
+        if found is None:
+            raise UserError(f"{pixels} (SIMPLICIA_CACHE) was written, and is gone or changed; try again")
     array, readable, skipped = found
     return array[: len(readable)], readable, skipped
 

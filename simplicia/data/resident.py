@@ -14,19 +14,18 @@ class Resident:
     ):
         self.images = self._placed(images, device)
         self.batch_size, self.seed, self.rank, self.world = batch_size, seed, rank, world
-        self.batches = len(images) // batch_size
-        self.count = len(images)
-        self.orders: dict[int, Tensor] = {}  # by epoch
+        self.count, self.batches = len(images), len(images) // batch_size
+        self.epoch = -1
+        self.order = torch.empty(0)
 
     def indices(self, step: int) -> Tensor:
         """Which images this process sees at a step, counted from the start of training."""
         epoch, batch = divmod(step, self.batches)
-        order = self.orders.get(epoch)
-        if order is None:
+        if epoch != self.epoch:
             generator = torch.Generator().manual_seed(mix(self.seed, epoch))
-            order = self._ordered(torch.randperm(self.count, generator=generator))
-            self.orders = {epoch: order}
-        whole = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            self.order = self._ordered(torch.randperm(self.count, generator=generator))
+            self.epoch = epoch
+        whole = self.order[batch * self.batch_size : (batch + 1) * self.batch_size]
         return whole.chunk(self.world)[self.rank]
 
     def fetch(self, step: int, indices: Tensor) -> Tensor:
@@ -34,9 +33,11 @@ class Resident:
         return indices
 
     def _placed(self, images: Tensor, device: torch.device) -> Tensor:
+        """What is on the device."""
         return images.to(device)
 
     def _ordered(self, order: Tensor) -> Tensor:
+        """An epoch's order, where images are gathered."""
         return order.to(self.images.device)
 
 

@@ -54,7 +54,7 @@ class Streamed(Resident):
         return order
 
 
-def place(images: Tensor, device: torch.device, where: str = "auto") -> type[Resident]:
+def place_images(images: Tensor, device: torch.device, where: str = "auto") -> type[Resident]:
     """What keeps images where they are asked for: "device", "host", or "auto" for what fits the device."""
     if where == "auto" and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -15,8 +15,7 @@ import torch
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
-from simplicia.data.streaming import Streamed
-from simplicia.data.streaming import place as place_images
+from simplicia.data.streaming import Streamed, place_images
 from simplicia.data.views import Views
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.provenance import commit, versions

@@ -7,7 +7,7 @@ import torch
 
 import simplicia
 from simplicia.data.resident import Resident
-from simplicia.data.streaming import Streamed, place
+from simplicia.data.streaming import Streamed, place_images
 from simplicia.train import checkpoint
 
 CPU = torch.device("cpu")
@@ -45,8 +45,8 @@ def test_a_streamed_batch_is_always_at_the_same_place():
 
 
 def test_what_is_asked_for_is_where_images_go():
-    assert place(IMAGES, CPU) is place(IMAGES, CPU, "device") is Resident
-    assert place(IMAGES, CPU, "host") is Streamed
+    assert place_images(IMAGES, CPU) is place_images(IMAGES, CPU, "device") is Resident
+    assert place_images(IMAGES, CPU, "host") is Streamed
 
 
 def test_a_run_is_the_same_wherever_its_images_lie(tmp_path, capfd):
