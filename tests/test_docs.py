@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from simplicia.reproduce.cifar import METHODS
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SNIPPETS = [
@@ -145,6 +147,10 @@ def test_the_readmes_cifar_numbers_are_the_stored_ones():
         words = [f"{r['accuracy']:.1f} ± {r['standard_error']:.1f}" if r else "-" for r in shown]
         seconds = f"{shown[1]['seconds']:.0f}" if shown[1] else "-"
         assert f"| {epochs} epochs | {' | '.join(words)} | {seconds}" in page
+    for name, base, sem in METHODS.values():
+        shown = [cells.get((cell, 200)) for cell in (name, f"{name} + SEM")]
+        words = [f"{r['accuracy']:.1f} ± {r['standard_error']:.1f}" if r else "-" for r in shown]
+        assert f"| {name} | {' | '.join(words)} | {base:.1f} | {sem:.1f} |" in page
     (codes,) = (
         row
         for row in json.loads((ROOT / "results/paper/hard-discretisation.json").read_text())
@@ -163,6 +169,10 @@ def test_what_is_said_of_table1_is_so():
     pairs = [(cells["BYOL", epochs], cells["BYOL + SEM", epochs]) for epochs in (100, 200, 400)]
     first, second, third = (f"{sem['accuracy'] - base['accuracy']:.1f}" for base, sem in pairs)
     assert f"100, 200 and 400, by {first}, {second} and {third}" in said
+    others = [(cells[cell, 200], cells[f"{cell} + SEM", 200]) for cell in ("MoCo", "Barlow Twins")]
+    moco, barlow = (f"{sem['accuracy'] - base['accuracy']:.1f}" for base, sem in others)
+    assert f"MoCo has {moco} more than without, BYOL {second} and Barlow Twins {barlow}" in said
+    pairs += others
     errors = {f"{math.hypot(base['standard_error'], sem['standard_error']):.1f}" for base, sem in pairs}
     assert errors == {"0.7"} and "from the test images is 0.7" in said
     found = json.loads((ROOT / "results/paper/tau-downstream.json").read_text())
