@@ -121,7 +121,7 @@ def paper_table() -> list[dict[str, Any]]:
                 "encoder": encoder,
                 "model": model,
                 **ours,
-                "estimated_gib": found.memory(recipe.batch_size) / 2**30,
+                "estimated_gib": found.memory(recipe.at_once) / 2**30,
                 "paper": {**theirs, "gib": gib},
                 "deviation_percent": {name: 100 * (ours[name] / theirs[name] - 1) for name in ours},
             }

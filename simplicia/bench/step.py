@@ -26,15 +26,21 @@ def bench_step(
     engine: str = "auto",
     steps: int = 100,
     device: str = "auto",
-    images: int = 50_000,
+    images: int | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
-    """The whole step of a recipe, data and augmentation included, on random images of CIFAR's shape."""
+    """The whole step of a recipe, data and augmentation included, on random images of its size.
+
+    As many ``images`` as CIFAR has, or of larger ones as many as take the memory of those, and two batches.
+    """
     if steps < 5:
         raise UserError(f"steps is {steps}; five rounds need at least 5")
     recipe = with_changes(recipes.get(name), changes)
     fabric = devices.fabric(device, 1, recipe.precision)
-    pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8)
+    size = recipe.image_size or 32
+    if images is None:
+        images = max(50_000 * 32**2 // size**2, 2 * recipe.batch_size)
+    pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8)
     data = ImageSet("random", pixels, torch.zeros(images, dtype=torch.long), classes=("none",))
     recipe, _ = fit(recipe, data, fabric.device)
     on_gpu = fabric.device.type == "cuda"

@@ -11,10 +11,14 @@ from torch import Tensor
 
 from simplicia.errors import UserError, unknown
 
+IN_MEMORY = ("cifar10", "cifar100", "digits", "shapes")  # sets of 32 pixels that are not files of images
 # The constants everyone normalises with, so that numbers compare with those of other people.
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _STATISTICS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "imagenet": _IMAGENET,
+    "imagenette": _IMAGENET,
 }
 
 Triple = tuple[float, float, float]
@@ -32,6 +36,7 @@ class ImageSet:
     superclasses: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # of a folder: the path of each image, relative to the folder
     skipped: tuple[tuple[str, str], ...] = ()  # of a folder: (path, reason) of what could not be read
+    standard: bool = False  # files of the set that its name says, not of a folder that is called so
 
     def __post_init__(self) -> None:
         shape, dtype = tuple(self.images.shape), self.images.dtype
@@ -45,7 +50,7 @@ class ImageSet:
 
     def statistics(self) -> tuple[Triple, Triple]:
         """Mean and standard deviation of each channel, in 0..1; the latter at least 1/255, to divide by."""
-        if self.name in _STATISTICS and not self.files:
+        if self.name in _STATISTICS and (self.standard or not self.files):
             return _STATISTICS[self.name]
         counts = torch.zeros(3, 256, dtype=torch.int64)  # of each grey level: exact, whatever the size
         for chunk in self.images.split(256):
@@ -62,9 +67,18 @@ class ImageSet:
 
 def names() -> list[str]:
     """The data sets that have a name; any folder of images is one too."""
+    from simplicia.data.imagenet import PLACES
     from simplicia.data.transfer_sets import SETS
 
-    return sorted(["cifar10", "cifar100", "digits", "shapes", *SETS])
+    return sorted([*IN_MEMORY, *PLACES, *SETS])
+
+
+def decoded_size(name: str, image_size: int) -> int | None:
+    """The size to ``load`` images at that a run sees at ``image_size`` (0: as suits them).
+
+    Files of images are decoded at the run's size; other sets have their own.
+    """
+    return None if name in IN_MEMORY else image_size or None
 
 
 def load(
@@ -81,7 +95,7 @@ def load(
     go there with `download`. `size` is the side to which images that are files are brought; `progress(done,
     total)` is called while they are read.
     """
-    from simplicia.data import cifar, folder, transfer_sets
+    from simplicia.data import cifar, folder, imagenet, transfer_sets
     from simplicia.data.shapes import shapes
 
     name = os.fspath(name)
@@ -101,6 +115,8 @@ def load(
         found = transfer_sets.load(name, split, data_dir, size, progress)
         assert found is not None  # only val may be missing
         return found
+    if name in imagenet.PLACES:
+        return imagenet.load(name, split, data_dir, size, progress)
     if size not in (None, 32):
         raise UserError(f"size {size} is for folders of images; the images of {name} are 32 pixels wide")
     if name == "digits":

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
-from simplicia.data.transfer_sets import SETS
 from simplicia.errors import UserError
 from simplicia.evaluate.results import percent, result
 from simplicia.run import Run
@@ -15,7 +14,6 @@ __all__ = [
     "check_classes",
     "check_labels",
     "encoder_features",
-    "image_size",
     "labelled",
     "labelled_for",
     "percent",
@@ -33,17 +31,12 @@ def labelled_for(
 ) -> tuple[ImageSet, ImageSet]:
     """``labelled`` for a run that may not be trained yet."""
     name, directory = data or recipe.data, data_dir or recipe.data_dir
-    size = image_size(recipe, name)
+    size = datasets.decoded_size(name, recipe.image_size)
     train = datasets.load(name, "train", directory, size=size)
     check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", directory, size=size)
     check_classes(train, test)
     return train, test
-
-
-def image_size(recipe: Recipe, name: str) -> int | None:
-    """The size that a data set's images are brought to for a run: where they are files, the run's own."""
-    return recipe.image_size if name in SETS or name not in datasets.names() else None
 
 
 def check_classes(train: ImageSet, test: ImageSet) -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simplicia.data.datasets import ImageSet
-from simplicia.data.resident import Resident
+from simplicia.data.streaming import place_images
 from simplicia.data.views import Views, ViewSettings
 from simplicia.errors import UserError
 from simplicia.evaluate.features import result
@@ -129,7 +129,8 @@ def tune(
     """A classifier trained on images: a function of its arguments alone, the seed among them."""
     device, recipe = run.device, run.recipe
     on_gpu = device.type == "cuda"
-    batches = Resident(images, min(settings.batch_size, len(images)), settings.seed, device)
+    kind, batch_size = place_images(images, device), min(settings.batch_size, len(images))
+    batches = kind(images, batch_size, settings.seed, device)
     labels = labels.to(device)
     torch.manual_seed(settings.seed)
     model = Classifier(run, classes, trial.temperature, network).to(device).train()
@@ -151,7 +152,7 @@ def tune(
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = trial.lr * (1 + math.cos(math.pi * step / steps)) / 2
         indices = batches.indices(step)
-        (view,) = views(batches.images[indices])
+        (view,) = views(batches.images[batches.fetch(step, indices)])
         if on_gpu:
             view = view.contiguous(memory_format=torch.channels_last)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):

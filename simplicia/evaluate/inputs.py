@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from simplicia.data.resident import mix
+from simplicia.data.streaming import Streamed, place_images
 from simplicia.data.views import Views, ViewSettings
 from simplicia.evaluate.features import encoder_features
 from simplicia.evaluate.linear import rows, tiny_to_zero
@@ -98,7 +99,8 @@ class _EpochViews:
 
     def __init__(self, run: Run, images: Tensor, encoder: Any):
         recipe, self.device = run.recipe, run.device
-        self.images = images.to(run.device)
+        stays = place_images(images, run.device) is Streamed
+        self.images = images if stays else images.to(run.device)
         # the usual crops, whatever a method was trained with: all are measured alike
         crops, statistics = ViewSettings.crop_flip(), (tuple(run.state["mean"]), tuple(run.state["std"]))
         self.views = Views(crops, recipe.image_size, *statistics)
@@ -136,7 +138,7 @@ class _EpochViews:
         with torch.random.fork_rng(here), half:
             torch.manual_seed(seed)
             for images in self.images.split(self.chunk):
-                view = self.views(images)[0]
+                view = self.views(images.to(self.device))[0]
                 parts.append(self.encoder(view.to(memory_format=torch.channels_last) if self.fast else view))
         return torch.cat(parts)
 

@@ -19,7 +19,6 @@ from simplicia.evaluate import logistic
 from simplicia.evaluate.features import (
     check_classes,
     encoder_features,
-    image_size,
     labelled_for,
     percent,
     result,
@@ -81,7 +80,9 @@ def splits_for(
     """``splits`` for a run that may not be trained yet."""
     train, test = labelled_for(recipe, data, data_dir)
     name = data or recipe.data
-    val = datasets.validation(name, data_dir or recipe.data_dir, image_size(recipe, name))
+    val = datasets.validation(
+        name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.image_size)
+    )
     if val is None:
         return Splits(*hold_out(train, share, seed), test, False)
     check_classes(train, val)

@@ -43,8 +43,9 @@ class Branch(NamedTuple):
 class Network(nn.Module):
     """encoder -> bottleneck -> projector.
 
-    The projector is handed p - 1/V of a simplex: the same up to a constant that its bias absorbs, but in 16
-    bits a near-uniform p would be left with a dozen levels. One-hot vectors are exact as they are.
+    The projector is handed p - 1/V of a simplex. Where BatchNorm follows its first layer that is the same, and
+    elsewhere up to a constant that its bias absorbs, though a large constant input learns as a bias at many
+    times the rate would. In 16 bits a near-uniform p would be left with a dozen levels.
     """
 
     encoded: Tensor | None = None  # the encoder's output, where a step computed it beforehand
@@ -140,8 +141,12 @@ class Method(nn.Module):
         """A 0/1 multiplier for the updates of the parameters under a name: what is frozen at first."""
         return {}
 
+    def after_part(self) -> None:
+        """Take a batch up into queues and centres, once its gradients are there, if no step follows yet."""
+
     def after_step(self) -> None:
         """Update averages and queues, after the optimiser's step."""
+        self.after_part()
 
 
 class TargetMethod(Method):
@@ -183,6 +188,7 @@ class TargetMethod(Method):
 
     @torch.no_grad()
     def after_step(self) -> None:
+        super().after_step()
         if not self.follow:
             return
         rate = 1 - self.momentum

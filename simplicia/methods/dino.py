@@ -70,8 +70,7 @@ class DINO(TargetMethod):
         return {"online.projector.2": self.prototype_rate}
 
     @torch.no_grad()
-    def after_step(self) -> None:
-        super().after_step()
+    def after_part(self) -> None:
         if self.batch_center is not None:
             self.center.lerp_(self.batch_center.to(self.center.dtype), 1 - self.center_momentum)
             self.batch_center = None

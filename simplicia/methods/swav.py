@@ -64,7 +64,7 @@ class SwAV(Method):
     def rates(self) -> dict[str, Tensor]:
         return {"prototypes": self.prototype_rate}
 
-    def after_step(self) -> None:
+    def after_part(self) -> None:
         if self.vectors is not None:
             self.queue.push(self.vectors)
             self.vectors = None

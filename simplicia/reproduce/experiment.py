@@ -42,7 +42,6 @@ class Experiment:
     epochs: int = 1000  # of the paper's pre-training
     columns: tuple[Column, ...] = ()  # of its table besides the common ones
     figure: bool = False  # the paper shows it as a figure, without numbers
-    needs: str = ""  # what it takes that is not here: with other data it runs
 
     def chosen(self, words: list[str]) -> list[Cell]:
         """The cells whose name has one of the words in it, or is one of them after "="; all without words."""

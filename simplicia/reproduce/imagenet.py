@@ -1,28 +1,15 @@
-"""The paper's tables and figures on ImageNet. Its images are not among the data sets yet."""
+"""The paper's tables and figures on ImageNet, whose settings their cells have on any data."""
 
 from typing import Any
 
 from simplicia.reproduce.cifar import CHOSEN, ENCODER, SEM
 from simplicia.reproduce.experiment import Cell, Experiment
+from simplicia.train.recipes import IMAGENET
 
-NEEDS = "ImageNet, which is not among simplicia's data sets; --data takes another set or a folder"
 BOTH = (("BYOL", "byol"), ("BYOL + SEM", "byol-sem"))
-# the paper's settings for ImageNet, which are what these cells are about on any data
-BYOL: dict[str, Any] = {
-    "encoder": "resnet50",
-    "optim.lr": 0.4,
-    "optim.weight_decay": 1e-6,
-    "optim.eta": 0.001,
-}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "byol": BYOL,
-    "byol-sem": {
-        **BYOL,
-        "sem.simplices": 5000,
-        "sem.vertices": 21,
-        "sem.temperature": 0.16,
-        "sem.second_temperature": 0.04,
-    },
+    "byol": IMAGENET[""],
+    "byol-sem": {**IMAGENET[""], **IMAGENET["-sem"], "sem.simplices": 5000},
 }
 # fmt: off
 TRANSFER = {  # data set: linear probe of BYOL and BYOL + SEM, the same fine-tuned
@@ -65,7 +52,6 @@ SCALING = Experiment(
     epochs=200,
     columns=(("FLOPs per image", "flops", ".2e"),),
     figure=True,
-    needs=NEEDS,
 )
 
 ROBUST = Experiment(
@@ -84,7 +70,6 @@ ROBUST = Experiment(
     data="imagenet",
     epochs=200,
     columns=(("layer", "layer", ""),),
-    needs=f"{NEEDS}, and corrupts its test images; ImageNet-V2, -R, -A, -C",
 )
 
 TO_OTHERS = Experiment(
@@ -106,7 +91,6 @@ TO_OTHERS = Experiment(
     data="imagenet",
     epochs=200,
     columns=(("layer", "layer", ""),),
-    needs=f"{NEEDS}; and the sets it transfers to",
 )
 
 FEW_LABELS = Experiment(
@@ -127,7 +111,6 @@ FEW_LABELS = Experiment(
     data="imagenet",
     epochs=200,
     columns=CHOSEN,
-    needs=f"{NEEDS}; and the published lists of labelled images",
 )
 
 EXPERIMENTS = (SCALING, ROBUST, TO_OTHERS, FEW_LABELS)

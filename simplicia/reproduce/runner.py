@@ -56,8 +56,6 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
 
     Raises Failed at the end if some could not be measured, and Unfinished if there is more to do.
     """
-    if experiment.needs and options.data in (None, experiment.data):
-        raise UserError(f"{experiment.name} needs {experiment.needs}")
     if options.data == "":
         raise UserError("data is empty; give a folder of images or a data set's name")
     cells = experiment.chosen(options.only)

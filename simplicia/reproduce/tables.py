@@ -139,27 +139,25 @@ def _differences(experiment: Experiment, rows: list[Row], link: str | None) -> l
             )
             pairs = [(without[seed], with_sem[seed]) for seed in without if seed in with_sem]
             if pairs:
-                shown = [_linked(pairs[0][1], link), str(epochs), *_difference(pairs), str(len(pairs))]
+                shown = [_linked(pairs[0][1], link), str(epochs), *_difference(pairs)]
                 lines.append("| " + " | ".join(shown) + " |")
     if not lines:
         return []
-    titles = ["cell", "epochs", "ours", f"paper, {experiment.epochs} epochs", "seeds"]
-    errors = "±: standard error of the test images, of several seeds the standard deviation between them"
+    titles = ["cell", "epochs", "ours", f"paper, {experiment.epochs} epochs", "seed by seed"]
+    errors = "±: standard error of the test images of one seed"
     about = f"{experiment.title}: what SEM adds, in percent; {_protocol(rows[0])}; {errors}"
     head = [f"**{_plain(about)}.**\n", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     return ["\n".join(head + lines) + "\n"]
 
 
-def _difference(pairs: list[tuple[Row, Row]]) -> tuple[str, str]:
-    """Between the cells of pairs, one for each seed: ours with its error, and the paper's."""
+def _difference(pairs: list[tuple[Row, Row]]) -> tuple[str, str, str]:
+    """Between the cells of pairs, one for each seed: the mean with its error, the paper's, and each."""
     found = [b["accuracy"] - a["accuracy"] for a, b in pairs]
-    a, b = pairs[0]
-    error = (
-        statistics.stdev(found) if len(found) > 1 else math.hypot(a["standard_error"], b["standard_error"])
-    )
-    papers = [row["paper"] for row in (a, b) if row.get("paper") is not None]
+    error = statistics.mean(math.hypot(a["standard_error"], b["standard_error"]) for a, b in pairs)
+    papers = [row["paper"] for row in pairs[0] if row.get("paper") is not None]
     paper = f"{papers[1] - papers[0]:+.1f}" if len(papers) == 2 else "-"
-    return f"{statistics.mean(found):+.1f} ± {error:.1f}", paper
+    each = ", ".join(f"{a['seed']}: {x:+.1f}" for (a, _), x in zip(pairs, found, strict=True))
+    return f"{statistics.mean(found):+.1f} ± {error:.1f}", paper, each
 
 
 def _table(experiment: Experiment, rows: list[Row], link: str | None) -> str:

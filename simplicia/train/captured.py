@@ -138,12 +138,8 @@ class CapturedStep(Step):
             fused.update()
         main.wait_stream(beside)
         self.method.after_step()
-        self._learn(output)
+        self._learn(output, self.static_indices)
         return output
-
-    def _learn(self, output: Output) -> None:
-        if self.probe is not None:
-            self.probe.learn(output, self.static_indices)
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, Output]:
         """Compile and warm up without moving anything, then record the whole step."""
@@ -156,7 +152,7 @@ class CapturedStep(Step):
             for i in range(3):
                 self._forget_gradients()
                 # the first on one stream: while it runs, convolutions are timed and chosen
-                self._learn(self._compute(update=False, alone=i == 0))
+                self._learn(self._compute(update=False, alone=i == 0), self.static_indices)
             for update in (*self.head, *self.trunk):
                 update.find_gradients()
                 update.rehearse()

@@ -47,6 +47,7 @@ def fit(
         recipe = dataclasses.replace(recipe, sem=dataclasses.replace(recipe.sem, simplices=simplices))
         if recipe.bottleneck != "none":
             notes.append(f"sem.simplices {simplices}")
+    recipe.validate()
     if len(images) < 2:
         raise UserError(f"{images.name} has 1 image; training needs 2 or more, as BatchNorm does")
     if len(images) < recipe.batch_size:

@@ -66,8 +66,9 @@ def pretrain(
     check_loggers(recipe.loggers)
     if recipe.data == "auto":
         raise UserError(f"recipe {recipe.name!r} is for your own images; give --data with a folder or a name")
-    if recipe.batch_size % max(processes, 1):
-        raise UserError(f"batch_size is {recipe.batch_size}; {processes} processes need a multiple of that")
+    if recipe.at_once % max(processes, 1):
+        name = "batch_size" if recipe.at_once == recipe.batch_size else "micro_batch"
+        raise UserError(f"{name} is {recipe.at_once}; {processes} processes need a multiple of that")
     fabric = devices.fabric(device, processes, recipe.precision)
     quiet = quiet or fabric.global_rank > 0
     images = load_images(recipe, "train", download, quiet)
@@ -319,7 +320,7 @@ class Training:
 
 def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:
     """The images of a recipe, as training takes them."""
-    size = None if recipe.image_size == 0 or recipe.data in datasets.names() else recipe.image_size
+    size = datasets.decoded_size(recipe.data, recipe.image_size)
     progress: Progress | None = None
 
     def show(done: int, total: int) -> None:

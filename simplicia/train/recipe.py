@@ -72,6 +72,7 @@ class Recipe:
     stem_padding: int = 1
     epochs: int = 1000
     batch_size: int = 256  # over all processes (0: chosen from the number of images)
+    micro_batch: int = 0  # images, over all processes, that are in the networks at once (0: the whole batch)
     precision: Literal["auto", "32", "bf16"] = "auto"  # ("auto": bf16 on a GPU, 32 bits elsewhere)
     seed: int = 0
     holdout: float = 0.0  # share of each class kept out of training, for online probes (0: they use test)
@@ -103,14 +104,17 @@ class Recipe:
         for name, least in (
             ("epochs", 1),
             ("batch_size", 0),
+            ("micro_batch", 0),
             ("image_size", 0),
             ("log_every", 1),
             ("online_every", 0),
         ):
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.batch_size == 1:
-            raise UserError("batch_size is 1; BatchNorm needs at least 2 images")
+        if 1 in (self.batch_size, self.micro_batch):
+            name = "batch_size" if self.batch_size == 1 else "micro_batch"
+            raise UserError(f"{name} is 1; BatchNorm needs at least 2 images")
+        _ = self.at_once  # refuses what does not divide the batch
         for field_ in dataclasses.fields(self.optim):
             value = getattr(self.optim, field_.name)
             if isinstance(value, float) and not 0 <= value < math.inf:
@@ -165,6 +169,22 @@ class Recipe:
             most = 1 if "momentum" in option else math.inf
             if not 0 <= value <= most or value == math.inf:
                 raise UserError(f"{name} is {value}; it must be a number from 0 to {most}")
+
+    @property
+    def at_once(self) -> int:
+        """How many images are in the networks at once: a micro-batch, or the whole batch."""
+        if not 0 < self.micro_batch < self.batch_size:
+            return self.batch_size
+        if self.batch_size % self.micro_batch:
+            raise UserError(
+                f"micro_batch is {self.micro_batch}; batch_size, {self.batch_size}, must be a multiple of it"
+            )
+        return self.micro_batch
+
+    @property
+    def parts(self) -> int:
+        """How many micro-batches, one after the other, make a batch; 1 while its size is open."""
+        return self.batch_size // self.at_once if self.batch_size else 1
 
     def build(self) -> methods.Method:
         """The method with its encoder and bottleneck, freshly initialised."""

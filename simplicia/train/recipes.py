@@ -3,7 +3,8 @@
 ``<data set>-<method>[-sem]`` for cifar100, cifar10 and shapes, and ``<method>[-sem]`` for one's own images,
 where image size, encoder, stem and batch are chosen from the images. BYOL also has what SEM is compared
 with: ``-embed``, ``-gumbel``, ``-vq``, and ``-sem8`` with eight diagonal blocks. The numbers are those of the
-paper's experiments (ResNet-18, batch 256, 1000 epochs); each method's own constants are its defaults.
+paper's experiments (ResNet-18, batch 256, 1000 epochs); each method's own constants are its defaults. For
+ImageNet there is what the paper trained there, BYOL without and with SEM.
 """
 
 from typing import Any
@@ -39,10 +40,26 @@ TAILS: dict[str, dict[str, Any]] = {
     "-gumbel": {"bottleneck": "gumbel", "sem.temperature": 2.0, "sem.second_temperature": 2.0},
     "-vq": {"bottleneck": "vq", "sem.simplices": 512, "sem.vertices": 128},
 }
+# the paper's ImageNet, as far as it suits other data
+IMAGENET: dict[str, dict[str, Any]] = {
+    "": {"encoder": "resnet50", "optim.lr": 0.4, "optim.weight_decay": 1e-6, "optim.eta": 0.001},
+    "-sem": {"sem.vertices": 21, "sem.temperature": 0.16, "sem.second_temperature": 0.04},
+}
 # what a data set changes
 DATA: dict[str, dict[str, Any]] = {
     "cifar100": {"data": "cifar100", "log_every": 195},  # an epoch
     "cifar10": {"data": "cifar10", "log_every": 195},
+    "imagenet": {
+        "data": "imagenet",
+        "image_size": 224,
+        "stem": "imagenet",
+        "epochs": 200,
+        "batch_size": 4096,  # as its code; its text has 256
+        "micro_batch": 256,
+        "views.blur": (1.0, 0.1),
+        **IMAGENET[""],
+        **IMAGENET["-sem"],
+    },
     "shapes": {
         "data": "shapes",
         "encoder": "tiny",
@@ -80,9 +97,10 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def names() -> list[str]:
     """All recipes by name."""
-    heads = [f"{data}-" for data in DATA if data != "own"] + [""]
+    heads = [f"{data}-" for data in DATA if data not in ("imagenet", "own")] + [""]
     tails = {method: list(TAILS) if method == "byol" else ["", "-sem"] for method in TABLE}
-    return [f"{head}{method}{tail}" for head in heads for method in TABLE for tail in tails[method]]
+    found = [f"{head}{method}{tail}" for head in heads for method in TABLE for tail in tails[method]]
+    return [*found, "imagenet-byol", "imagenet-byol-sem"]
 
 
 def get(name: str) -> Recipe:

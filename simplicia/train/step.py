@@ -1,9 +1,12 @@
 """One training step: views, forward, backward, optimiser, averages and queues.
 
+A batch that is larger than what the networks take at once goes through them in parts: BatchNorm and loss see
+one part at a time, queues and centres take up each, and the optimiser moves by the mean of their gradients.
 Everything random in it is a function of (seed, step, process), whatever ran before.
 """
 
 import importlib.util
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -38,16 +41,38 @@ class Step:
 
     def __call__(self, step: int) -> Output:
         indices = self.prepare(step)
-        output = self.module(self.views(self.data.images[self.data.fetch(step, indices)]))
-        self.fabric.backward(output.loss)
+        parts = self.recipe.parts
+        places = self.data.fetch(step, indices).chunk(parts)
+        *before, last = zip(indices.chunk(parts), places, strict=True)
+        losses = []
+        for own, where in before:
+            with self._unsynchronised():
+                output = self._gradients(where)
+            self.method.after_part()
+            self._learn(output, own)
+            losses.append(output.loss)
+        output = self._gradients(last[1])
         if self.recipe.optim.clip:
             self.fabric.clip_gradients(self.module, self.stepper, max_norm=self.recipe.optim.clip)
         self.stepper.step()
         self.stepper.zero_grad()
         self.method.after_step()
+        self._learn(output, last[0])
+        return output._replace(loss=torch.stack([*losses, output.loss]).mean())
+
+    def _gradients(self, places: Tensor) -> Output:
+        """Add the gradients of a part, at its share; its loss is only a number from then on."""
+        output = self.module(self.views(self.data.images[places]))
+        self.fabric.backward(output.loss / self.recipe.parts)
+        return output._replace(loss=output.loss.detach())
+
+    def _learn(self, output: Output, indices: Tensor) -> None:
         if self.probe is not None:
             self.probe.learn(output, indices)
-        return output
+
+    def _unsynchronised(self) -> Any:
+        """Gradients of several processes are averaged once, with those of the last part."""
+        return nullcontext() if self.fabric.world_size == 1 else self.fabric.no_backward_sync(self.module)
 
     def prepare(self, step: int) -> Tensor:
         """Set all that depends on the step's number; returns which images it takes."""
@@ -126,4 +151,6 @@ def _obstacle(recipe: Recipe, fabric: Any) -> str | None:
         return f"the precision is {recipe.precision}, not bf16"
     if recipe.optim.clip:
         return "gradients are clipped"
+    if recipe.parts > 1:
+        return f"a batch is {recipe.parts} micro-batches"
     return None if importlib.util.find_spec("triton") else "triton is not installed"

@@ -37,6 +37,8 @@ def datasets(arguments: list[str]) -> None:
         ["digits", "with scikit-learn", "handwritten digits, 10 classes"],
         ["cifar10", "--data-dir or --download", "10 classes, 32 px"],
         ["cifar100", "--data-dir or --download", "100 classes in 20 superclasses, 32 px"],
+        ["imagenet", "imagenet below --data-dir", "1000 classes, {train,val}/<class>/*"],
+        ["imagenette", "imagenette2 below --data-dir", "ten classes of ImageNet, {train,val}/<class>/*"],
         ["dtd", "dtd below --data-dir", "textures, 47 classes"],
         ["flowers102", "flowers-102 below --data-dir", "102 classes"],
         ["food101", "food-101 below --data-dir", "101 classes"],

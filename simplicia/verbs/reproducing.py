@@ -112,8 +112,8 @@ def _list(epochs: int | None) -> None:
         )
         memory = "-" if found.gib is None else f"{found.gib:.0f}"
         disk = "-" if found.disk is None else f"{found.disk:.0f}"
-        data = experiment.data if not experiment.needs else experiment.needs
-        rows.append([experiment.name, experiment.title, str(found.runs), hours, memory, disk, data])
+        figures = str(found.runs), hours, memory, disk
+        rows.append([experiment.name, experiment.title, *figures, experiment.data])
     bar.close()
     table("experiments", ["name", "what", "runs", "GPU hours", "GiB (estimate)", "GB on disk", "data"], rows)
     print(SOURCE)

@@ -127,7 +127,7 @@ def test_sets_without_recipes_of_their_own_have_runs_of_their_own():
     assert folders["shapes"].count("shapes") == 1
 
 
-@pytest.mark.parametrize("data", ["cifar100", "shapes", "digits"])
+@pytest.mark.parametrize("data", ["imagenet", "cifar100", "shapes", "digits"])
 def test_imagenets_cells_have_imagenets_settings_on_any_data(data):
     for experiment in (e for e in EXPERIMENTS.values() if e.data == "imagenet"):
         for c in experiment.cells:
@@ -138,6 +138,16 @@ def test_imagenets_cells_have_imagenets_settings_on_any_data(data):
             sem = recipe.sem
             found = sem.simplices, sem.vertices, sem.temperature, sem.second_temperature
             assert recipe.bottleneck == "none" or found == (5000, 21, 0.16, 0.04)
+            large = recipe.image_size, recipe.stem, recipe.batch_size, recipe.parts, recipe.views.blur
+            assert (large == (224, "imagenet", 4096, 16, (1.0, 0.1))) is (data == "imagenet")
+
+
+def test_imagenets_runs_are_those_of_its_recipes():
+    folders = {plan(c, "imagenet").folder for c in get("transfer").cells}
+    words = "200-epochs-batch-4096-seed-0"
+    assert folders == {f"imagenet-byol-{words}", f"imagenet-byol-sem-{words}"}
+    wide = {plan(c, "imagenet").folder for c in get("imagenet-scaling").cells}
+    assert folders < wide and f"imagenet-byol-{words}-encoder-resnet50x2" in wide
 
 
 def test_only_some_cells():

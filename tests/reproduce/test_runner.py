@@ -135,6 +135,29 @@ def test_other_protocols_are_measured_and_kept_too(measured):
     assert corrupted["accuracy"] == pytest.approx(sum(severities) / len(severities))
 
 
+def test_after_imagenet_its_other_test_sets_are_measured(place, tmp_path):
+    """Those that are there, the published corrupted images instead of some made here."""
+    for split, name in (("train", "train"), ("test", "val")):
+        shutil.copytree(place / "images" / split, tmp_path / "imagenet" / name)
+    shutil.copytree(place / "images/test/red", tmp_path / "imagenet-r/red")
+    for severity in "12345":
+        shutil.copytree(place / "images/test", tmp_path / "imagenet-c/fog" / severity)
+    options = Options("imagenet", str(tmp_path), 2, 30, quiet=True)
+    options.runs, options.results, options.probe_epochs = tmp_path / "runs", tmp_path / "results", 2
+    small = {"encoder": "tiny", "stem": "small", "image_size": 16, "sem.simplices": 16, "options.hidden": 32}
+    cell = Cell("BYOL + SEM", "byol-sem", small, measure="robustness")
+    clean, others, corrupted = store.read(
+        reproduce(Experiment("robustness", "", (cell,), data="imagenet"), options)
+    )
+    assert [r["cell"][12:] for r in (clean, others, corrupted)] == ["clean", "R", "corruptions"]
+    assert clean["pretrained_on"] == "imagenet" and clean["standard_error"] is not None
+    assert others["accuracy"] == 100 and others["set"] == "imagenet-r"  # among the one class that it has
+    assert corrupted["set"] == "imagenet-c" and corrupted["accuracy"] == pytest.approx(clean["accuracy"])
+    shutil.rmtree(tmp_path / "imagenet-c")
+    *_, made_here = store.read(reproduce(Experiment("robustness", "", (cell,), data="imagenet"), options))
+    assert len(made_here["per_corruption"]) == 15
+
+
 def test_a_list_says_what_is_measured_and_what_is_an_estimate(monkeypatch, capsys):
     few = {name: get(name) for name in ("bound", "entropy", "robustness")}
     monkeypatch.setattr("simplicia.reproduce.EXPERIMENTS", few)
@@ -143,7 +166,7 @@ def test_a_list_says_what_is_measured_and_what_is_an_estimate(monkeypatch, capsy
     bound, entropy, robustness = (next(s for s in lines if s.startswith(name)) for name in few)
     assert re.search(r" 1 +0\.6 +7 +4 +cifar100", bound)  # 11.221 ms, 195,000 steps, and a measurement
     assert re.search(r" 5 +3\.\d, estimate +7 +19 +cifar100", entropy)
-    assert re.search(r" 2 +- +- +- +ImageNet, which is not among", robustness)
+    assert re.search(r" 2 +- +- +- +imagenet", robustness)
 
 
 def test_without_training_only_what_is_trained_is_measured(measured, tmp_path, capsys):
@@ -226,7 +249,7 @@ def test_the_papers_rules_and_others_go_apart(tmp_path):
         ("table1 --data nowhere/here", "there is no folder 'nowhere/here'"),
         ("table1 --only byol --data-dir nowhere", "nowhere"),
         ("table1 --only byol", "SIMPLICIA_DATA, and neither is given; simplicia pretrain --download"),
-        ("robustness", "needs ImageNet, which is not among simplicia's data sets"),
+        ("robustness", "imagenet needs 'imagenet' below --data-dir or SIMPLICIA_DATA; neither is given"),
     ],
 )
 def test_mistakes_are_one_line(words, told, tmp_path, monkeypatch, capsys):

@@ -40,18 +40,18 @@ def test_compiled_steps_are_the_eager_ones(name, monkeypatch):
 
 
 def test_one_process_compiles_for_more_models_than_torch_allows_for(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     monkeypatch.setattr(step, "BACKEND", "eager")
     double, triple = (
         torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
         for function in (lambda x: 2 * x, lambda x: 3 * x)
     )
-    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
-        for size in range(1, 10):
-            double(torch.ones(size))
-    losses("shapes-byol-sem", "compiled")
-    for size in range(1, 20):
-        assert triple(torch.ones(size)).sum() == 3 * size
+    with torch._dynamo.config.patch(recompile_limit=8):
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            for size in range(1, 10):
+                double(torch.ones(size))
+        losses("shapes-byol-sem", "compiled")
+        for size in range(1, 20):
+            assert triple(torch.ones(size)).sum() == 3 * size
 
 
 TWO = """

@@ -36,7 +36,7 @@ def test_a_recipe_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_names_cover_three_sets_and_ones_own_images():
     names = recipes.names()
-    assert len(names) == len(set(names)) == 4 * (7 * 2 + 4)
+    assert len(names) == len(set(names)) == 4 * (7 * 2 + 4) + 2
     assert {"cifar100-byol-sem", "cifar10-vicreg", "shapes-dino-sem", "byol", "moco-sem"} <= set(names)
 
 
@@ -49,6 +49,28 @@ def test_the_papers_numbers():
     assert (swav.optim.min_lr, swav.optim.exclude_1d, swav.views.solarise) == (6e-4, False, (0.0, 0.0))
     assert recipes.get("cifar100-vicreg").views.crop_scale == (0.2, 1.0)
     assert recipes.get("cifar100-byol").bottleneck == "none"
+
+
+def test_imagenets_recipes_are_the_papers():
+    base, sem = (recipes.get(f"imagenet-byol{tail}") for tail in ("", "-sem"))
+    for recipe in (base, sem):
+        recipe.validate()
+        optim, views = recipe.optim, recipe.views
+        assert (optim.lr, optim.weight_decay, optim.eta, optim.name) == (0.4, 1e-6, 0.001, "lars")
+        assert (recipe.encoder, recipe.stem, recipe.image_size, recipe.epochs) == (
+            "resnet50",
+            "imagenet",
+            224,
+            200,
+        )
+        assert (views.blur, views.solarise) == ((1.0, 0.1), (0.0, 0.2))
+        assert (recipe.batch_size, recipe.at_once, recipe.parts) == (4096, 256, 16)  # the paper's code
+        small = with_changes(recipe, {"batch_size": 256})  # its text
+        assert (small.at_once, small.parts) == (256, 1)
+    assert (base.bottleneck, sem.bottleneck) == ("none", "sem")
+    found = sem.sem
+    assert (found.simplices, found.vertices) == (5000, 21)
+    assert (found.temperature, found.second_temperature) == (0.16, 0.04)
 
 
 def test_changes_by_dotted_name_and_by_dict():

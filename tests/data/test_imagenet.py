@@ -1,0 +1,109 @@
+"""ImageNet and Imagenette by name: folders of classes, where people keep them."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from simplicia.data import datasets
+from simplicia.data.imagenet import others
+from simplicia.errors import UserError
+
+CLASSES = ("n01440764", "n02102040", "n03000684")
+MEAN = (0.485, 0.456, 0.406)
+
+
+def draw(folder, count, level=100):
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        noise = np.random.default_rng(i).integers(0, 50, (30, 40, 3)) + level
+        Image.fromarray(noise.astype(np.uint8)).save(folder / f"{i}.JPEG")
+
+
+def lay(root):
+    for i, name in enumerate(CLASSES):
+        draw(root / "train" / name, 4, 40 * i)
+        draw(root / "val" / name, 2, 40 * i)
+    return root
+
+
+@pytest.mark.parametrize("place", ["imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."])
+def test_splits_classes_and_constants(place, tmp_path):
+    lay(tmp_path / place)
+    train, test = (datasets.load("imagenet", split, tmp_path, size=16) for split in ("train", "test"))
+    assert (train.images.shape, test.images.shape) == ((12, 3, 16, 16), (6, 3, 16, 16))
+    assert train.classes == test.classes == CLASSES and train.name == "imagenet"
+    assert train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and test.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert train.statistics()[0] == MEAN and test.files[0] == f"val/{CLASSES[0]}/0.JPEG"
+    assert datasets.part(train, torch.tensor([0, 5])).statistics()[0] == MEAN
+    assert datasets.validation("imagenet", tmp_path, 16) is None  # val is what is tested on
+
+
+def test_a_folder_of_ones_own_that_is_called_so_is_not_imagenet(tmp_path):
+    own = datasets.load(lay(tmp_path / "imagenet"), "train", size=16)
+    assert own.name == "imagenet" and own.statistics()[0] != MEAN
+
+
+def test_the_first_place_counts_and_sizes_suit_the_images(tmp_path):
+    lay(tmp_path / "imagenette2-160")
+    assert datasets.load("imagenette", "train", tmp_path).images.shape == (12, 3, 32, 32)
+    draw(tmp_path / "imagenette2/train/a", 2)
+    draw(tmp_path / "imagenette2/val/a", 1)
+    assert len(datasets.load("imagenette", "train", tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (lambda root: None, r"imagenet needs '.*imagenet/train' and val, with a folder for each class"),
+        (lambda root: draw(root / "imagenet/train/a", 2), r"needs the folder '.*val' beside train"),
+        (
+            lambda root: [draw(root / "imagenet/train/a", 2), draw(root / "imagenet/val", 2)],
+            r"needs a folder for each class, '.*val/<class>'; images lie outside",
+        ),
+    ],
+)
+def test_what_is_missing_is_told(make, told, tmp_path):
+    make(tmp_path)
+    with pytest.raises(UserError, match=told):
+        datasets.load("imagenet", "test", tmp_path, size=16)
+
+
+def test_without_a_place_to_look_it_is_told_which_to_give(monkeypatch):
+    monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
+    with pytest.raises(UserError, match="imagenet needs 'imagenet' below --data-dir or SIMPLICIA_DATA"):
+        datasets.load("imagenet")
+
+
+def test_other_test_sets_are_found_by_their_folders(tmp_path, monkeypatch):
+    for name in ("imagenet-r", "ImageNet-A"):
+        (tmp_path / name).mkdir()
+    found = {"R": tmp_path / "imagenet-r", "A": tmp_path / "ImageNet-A"}
+    assert others(tmp_path) == found
+    monkeypatch.setenv("SIMPLICIA_DATA", str(tmp_path))
+    assert others(None) == found
+    monkeypatch.delenv("SIMPLICIA_DATA")
+    assert others(None) == {}
+
+
+def test_images_that_are_files_are_decoded_at_the_size_of_the_run():
+    assert [datasets.decoded_size(name, 96) for name in ("imagenet", "flowers102", "some/folder")] == [96] * 3
+    assert [datasets.decoded_size(name, 96) for name in datasets.IN_MEMORY] == [None] * 4
+    assert datasets.decoded_size("imagenet", 0) is None
+
+
+DATA = os.environ.get("SIMPLICIA_DATA")
+
+
+@pytest.mark.skipif(
+    not DATA or not (Path(DATA) / "imagenette2").is_dir(), reason="SIMPLICIA_DATA has no Imagenette"
+)
+def test_the_real_imagenette():
+    train, test = (datasets.load("imagenette", split, size=16) for split in ("train", "test"))
+    assert (len(train), len(test), len(train.classes)) == (9469, 3925, 10)
+    assert train.classes[0] == "n01440764" and train.classes == test.classes and not train.skipped
+    counts = torch.bincount(train.labels)
+    assert counts.min() > 800 and counts.sum() == 9469
