@@ -2,8 +2,11 @@
 
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from simplicia.errors import Diverged, Failed, Interrupted, Unfinished, UserError, unknown
 
@@ -47,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its status is 0 when done, 2 when what was given was wrong, 75 when more is to do."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _dispatch(words)
+        with _ended_in_order():
+            return _dispatch(words)
     except UserError as error:
         return _complain(str(error), 2)
     except (Diverged, Failed) as error:
@@ -56,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(stop), 128 + stop.signal)
     except Unfinished as stop:
         return _complain(str(stop), 75)  # EX_TEMPFAIL: try again
+    except _Terminated:
+        return _complain("terminated", 143)
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     except BrokenPipeError:  # the reader of our output left, as `head` does
@@ -70,6 +76,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 less = "a smaller --batch-size or --sem.simplices needs less"
             return _complain(f"the device is out of memory; {less}", 2)
         raise
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came: as Ctrl-C, so that what was begun is cleared away."""
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM raises here, unless what is under way handles it itself; only the main thread can have that."""
+
+    def end(number: int, _: object) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _dispatch(arguments: list[str]) -> int:

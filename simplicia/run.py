@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from simplicia.bottlenecks import VectorQuantised
@@ -97,16 +98,18 @@ class Run:
     ) -> Tensor:
         """Representations of images, (N, features) on the CPU; codes are (N, simplices) integers.
 
-        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images. ``layer`` is
-        one of ``run.layers()``, by default what the run's bottleneck gives: "sem" for a run with SEM.
-        ``temperature`` is for "sem", by default the run's own.
+        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images; the whole
+        centre square of each is seen. ``layer`` is one of ``run.layers()``, by default what the run's
+        bottleneck gives: "sem" for a run with SEM. ``temperature`` is for "sem", by default the run's own.
         """
         layer = self.check_layer(layer, temperature)
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         tensor = as_images(images, self.recipe.image_size)
         net = self.network(network)
         parts = []
         for part in tensor.split(batch_size):
-            features = net.encoder(self.view(part))
+            features = net.encoder(self.view(squares(part, self.recipe.image_size)))
             parts.append(represent(net, features, layer, temperature).cpu())
         return torch.cat(parts)
 
@@ -146,19 +149,25 @@ def represent(
     return simplicial(bottleneck.logits(features), bottleneck.vertices, temperature)
 
 
-def load(path: str | Path, device: str = "auto") -> Run:
-    """A run from its folder, strictly: a key that does not match is an error."""
-    from simplicia.train.devices import choose
-
+def check(path: str | Path) -> Path:
+    """The newest checkpoint of a run; a UserError if a folder is no run, or has none yet."""
     path = Path(path)
     if not (path / "recipe.yaml").is_file():
         raise UserError(
             f"{path} is not a run: it has no recipe.yaml; give the folder that pretrain wrote (--out)"
         )
-    recipe = read_yaml(path / "recipe.yaml")
     newest = checkpoint.latest(path / "checkpoint")
     if newest is None:
         raise UserError(f"{path} has no checkpoint yet; it must train for a while first")
+    return newest
+
+
+def load(path: str | Path, device: str = "auto") -> Run:
+    """A run from its folder, strictly: a key that does not match is an error."""
+    from simplicia.train.devices import choose
+
+    path, newest = Path(path), check(path)
+    recipe = read_yaml(path / "recipe.yaml")
     tensors, state = checkpoint.read(newest)
     for key in ("step", "total_steps", "mean", "std", "seconds", "loss"):
         if key not in state:
@@ -167,6 +176,18 @@ def load(path: str | Path, device: str = "auto") -> Run:
     own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
     checkpoint.load_into(method, own, newest)
     return Run(path, recipe, method.to(choose(device)), state)
+
+
+def squares(images: Tensor, size: int) -> Tensor:
+    """The centre squares of uint8 images, brought to a size: of tensors what ``decode`` gives of files."""
+    height, width = images.shape[2:]
+    if (height, width) == (size, size):
+        return images
+    short = min(height, width)
+    top, left = (height - short) // 2, (width - short) // 2
+    square = images[:, :, top : top + short, left : left + short].float()
+    resized = F.interpolate(square, (size, size), mode="bicubic", antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8)
 
 
 def as_images(images: Tensor | Iterable[Any], size: int) -> Tensor:

@@ -72,7 +72,7 @@ class Embedder(nn.Module):
         self.blocks = blocks
         if not isinstance(temperature, Tensor):
             _check_temperature(temperature)
-        self.temperature = temperature  # a setting, free to be changed; not part of the state_dict
+        self.temperature = temperature  # a setting, free to be changed; in the state_dict only as a Parameter
         self.embedder = _embedder(embedder, in_features, self.out_features, blocks, bias=norm is None)
         self.norm = _norm(norm, self.out_features)
 

@@ -1,6 +1,17 @@
-"""Tables for people."""
+"""What verbs show: tables for people, and where files went."""
 
 import sys
+from pathlib import Path
+
+from simplicia.files import whole
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole, and say so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    print(f"written to {path}")
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:

@@ -1,8 +1,10 @@
 """The command line as its users meet it: real processes, one line for a mistake, exit status 2."""
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +206,34 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "no checkpoint could be written" in done.stderr
     assert list((tmp_path / "run" / "checkpoint").iterdir()) == []
+
+
+def test_numbers_that_do_not_fit_the_disk_leave_those_that_were_there(tmp_path):
+    (tmp_path / "bound.json").write_text("before")
+    words = [sys.executable, "-m", "simplicia.cli", "bound", "--json", "bound.json"]
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0 && exec {shlex.join(words)}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "bound.json" in done.stderr and done.stderr.count("\n") == 1
+    assert (tmp_path / "bound.json").read_text() == "before" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "number, status, word", [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_told_to_end_a_command_says_so_in_a_line(number, status, word, tmp_path, monkeypatch, capsys):
+    from simplicia.data import folder
+
+    (tmp_path / "1.png").write_bytes(b"")
+    monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder, "suitable_size", lambda files: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    assert cli.main(["pretrain", "byol", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == status
+    assert capsys.readouterr().err == f"simplicia: {word}\n" and signal.getsignal(number) is before
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_output_folder_that_cannot_be_written(capsys):

@@ -52,6 +52,8 @@ from typing import Any
 
 from simplicia.analyze import summary
 from simplicia.analyze.study import Study
+from simplicia.data import datasets
+from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
 from simplicia.files import whole
 from simplicia.run import Run
@@ -84,11 +86,16 @@ def analyze(
     asked = {
         "step": run.step,
         "trained_seconds": run.state["seconds"],
-        "data": data or run.recipe.data,
+        "data": datasets.identity(data or run.recipe.data),
+        "files": None,
         "images": images,
         "fit_images": fit_images,
         "temperature": temperature,
     }
+    if asked["data"] not in datasets.names():
+        place, before = Path(asked["data"]), read(folder) or {}
+        # what is gone cannot have changed
+        asked["files"] = fingerprint(place) if place.is_dir() else before.get("asked", {}).get("files")
     about = summary.of_run(run)
     found = None if again else read(folder, asked)
     if found is None:

@@ -19,6 +19,7 @@ from simplicia.analyze.coherence import (
     write_graphml,
 )
 from simplicia.analyze.weights import accuracies, fit_weights
+from simplicia.files import whole
 from simplicia.methods.base import Network
 from simplicia.run import represent
 from simplicia.sem import simplicial
@@ -92,7 +93,11 @@ def compare(
         tensors[f"{layer}.value"] = torch.from_numpy(values).float().contiguous()
     from safetensors.torch import save_file
 
-    save_file(tensors, folder / "weights.safetensors")
+    with whole(folder / "weights.safetensors") as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        save_file(tensors, temporary)
+        temporary.chmod(mode)  # safetensors lets nobody else read its files
     return found, notes
 
 

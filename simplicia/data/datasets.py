@@ -36,6 +36,7 @@ class ImageSet:
     superclasses: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # of a folder: the path of each image, relative to the folder
     skipped: tuple[tuple[str, str], ...] = ()  # of a folder: (path, reason) of what could not be read
+    source: str = ""  # of a folder of one's own: where it is
     standard: bool = False  # files of the set that its name says, not of a folder that is called so
 
     def __post_init__(self) -> None:
@@ -71,6 +72,11 @@ def names() -> list[str]:
     from simplicia.data.transfer_sets import SETS
 
     return sorted([*IN_MEMORY, *PLACES, *SETS])
+
+
+def identity(name: str) -> str:
+    """What tells data apart: the name of a set that has one, or where a folder is."""
+    return name if name in names() else str(Path(name).expanduser().resolve())
 
 
 def decoded_size(name: str, image_size: int) -> int | None:

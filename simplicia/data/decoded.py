@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from simplicia.errors import UserError
-from simplicia.files import whole
+from simplicia.files import remove_leftovers, whole
 
 VERSION = 1  # of how images are decoded: another one is another digest
 Skipped = list[tuple[Path, str]]
@@ -24,23 +24,30 @@ def kept(
     place: Path,
     files: list[Path],
     size: int,
-    decode: Callable[[np.ndarray], tuple[list[int], Skipped]],
+    decode: Callable[[np.ndarray], tuple[list[int], Skipped, bool]],
 ) -> tuple[np.ndarray, list[int], Skipped]:
-    """The images of files as kept in a folder, which ``decode`` fills in if they are not there yet."""
-    name = _digest(files, size)
+    """The images of files as kept in a folder, which ``decode`` fills in if they are not there yet.
+
+    It says as well whether that may be kept: a file that could not be opened may be readable another time.
+    """
+    name = digest(files, size)
     pixels, about = place / f"{name}.npy", place / f"{name}.json"
     shape = len(files), 3, size, size
     found = _read(pixels, about, shape)
     if found is None:
         try:
             place.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(pixels)
             _check_disk(place, shape)
             with whole(pixels) as temporary:
                 written = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
                 _allocate(temporary)
-                readable, skipped = decode(written)
+                readable, skipped, lasting = decode(written)
                 written.flush()
-                del written
+            if not lasting:
+                pixels.unlink()  # mapped, it can be read after its file is gone
+                return written[: len(readable)], readable, skipped
+            del written
             with whole(about) as temporary:
                 said = {"readable": readable, "skipped": [[str(path), why] for path, why in skipped]}
                 temporary.write_text(json.dumps(said), encoding="utf-8")
@@ -69,16 +76,17 @@ def _read(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.ndarray
     return (array, readable, skipped) if all(0 <= i < shape[0] for i in readable) else None
 
 
-def _digest(files: list[Path], size: int) -> str:
-    digest = hashlib.sha256(f"{VERSION} {size}".encode())
+def digest(files: list[Path], size: int) -> str:
+    """Another one for other files, for a change of one, and for another size."""
+    found = hashlib.sha256(f"{VERSION} {size}".encode())
     for path in files:
         try:
-            found = path.stat()
-            state = f"{found.st_size} {found.st_mtime_ns}"
+            about = path.stat()
+            state = f"{about.st_size} {about.st_mtime_ns}"
         except OSError:
             state = "gone"
-        digest.update(f"\n{path.resolve()} {state}".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()[:32]
+        found.update(f"\n{path.resolve()} {state}".encode("utf-8", "surrogatepass"))
+    return found.hexdigest()[:32]
 
 
 def _allocate(path: Path) -> None:

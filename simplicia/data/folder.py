@@ -4,6 +4,7 @@ What cannot be read is named and skipped; it never ends the work.
 """
 
 import os
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from simplicia.data.datasets import ImageSet, held_out
-from simplicia.data.decoded import kept
+from simplicia.data.decoded import digest, kept
 from simplicia.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def load(
         labels = torch.tensor([number[classes[i]] for i in readable])
     return ImageSet(
         name=folder.resolve().name,
+        source=str(folder.resolve()),
         images=images,
         labels=labels,
         classes=tuple(names),
@@ -108,6 +110,12 @@ def validation(folder: Path, size: int) -> ImageSet | None:
     )
 
 
+def fingerprint(folder: Path) -> str:
+    """Another one when files of a folder are added, changed or removed."""
+    files = sorted({file for listing in layout(folder)[:2] if listing is not None for file in listing.files})
+    return digest(files, 0)
+
+
 def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple[str, str]]]:
     """Every image of a folder, whatever its splits, or one file: images, names, what was skipped."""
     if path == Path():
@@ -134,11 +142,10 @@ def layout(folder: Path) -> tuple[Listing, Listing | None, str | None]:
     """The images to train on, those to test on and their folder; without them a tenth of each class is kept.
 
     A folder named train is the training split if a test folder lies beside it or nothing does, else a class.
-    Splits may be links to folders elsewhere; links to classes are not followed.
+    Splits and classes may be links to folders elsewhere.
     """
-    splits = ("train", *TEST_FOLDERS)
     try:
-        inside = {p.name for p in folder.iterdir() if p.is_dir() and (p.name in splits or not p.is_symlink())}
+        inside = {p.name for p in folder.iterdir() if p.is_dir()}
     except OSError as error:
         raise UserError(f"the folder {str(folder)!r} cannot be opened: {error.strerror}") from error
     inside = {name for name in inside if not name.startswith(".")}
@@ -158,13 +165,28 @@ def _list(folder: Path) -> Listing:
     def note(error: OSError) -> None:
         unread.append((Path(error.filename), error.strerror or "cannot be opened"))
 
-    for place, folders, files in os.walk(folder, onerror=note):
+    def look(place: str, folders: list[str], files: list[str]) -> None:
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = Path(place).relative_to(folder).parts
         for name in files:
             path = Path(place, name)
-            if path.suffix.lower() in EXTENSIONS and not name.startswith(".") and path.is_file():
-                found.append((path, below[0] if below else None))
+            if path.suffix.lower() not in EXTENSIONS or name.startswith("."):
+                continue
+            try:
+                if stat.S_ISREG(path.stat().st_mode):
+                    found.append((path, below[0] if below else None))
+            except OSError as error:
+                unread.append((path, error.strerror or "cannot be read"))
+
+    for place, folders, files in os.walk(folder, onerror=note):
+        look(place, folders, files)
+        for link in (Path(place, name) for name in folders if Path(place, name).is_symlink()):
+            # to classes elsewhere, as subsets are made; not further, nor in circles
+            if Path(place) != folder or link.resolve().is_relative_to(folder.resolve()):
+                unread.append((link, "a link to a folder, which is not followed"))
+                continue
+            for inner in os.walk(link, onerror=note):
+                look(*inner)
     found.sort(key=lambda pair: pair[0].relative_to(folder).as_posix())
     return Listing([path for path, _ in found], [name for _, name in found], unread)
 
@@ -190,22 +212,26 @@ def decode_all(
     """The images that can be read, which ones they are, and what is wrong with the others."""
     from PIL import UnidentifiedImageError
 
-    def attempt(path: Path) -> np.ndarray | str:
+    def attempt(path: Path) -> np.ndarray | tuple[str, bool]:
+        """The image, or what is wrong, and whether with the file itself."""
         try:
             return decode(path, size)
         except UnidentifiedImageError:
-            return "not an image of a known format"
+            return "not an image of a known format", True
         except Exception as error:  # Pillow raises nearly every exception there is
-            return getattr(error, "strerror", None) or str(error) or type(error).__name__
+            outside = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
+            return getattr(error, "strerror", None) or str(error) or type(error).__name__, not outside
 
-    def fill(images: np.ndarray) -> tuple[list[int], list[tuple[Path, str]]]:
+    def fill(images: np.ndarray) -> tuple[list[int], list[tuple[Path, str]], bool]:
         readable: list[int] = []
         skipped: list[tuple[Path, str]] = []
+        lasting = True
         executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
         try:
             for i, result in enumerate(executor.map(attempt, files)):
-                if isinstance(result, str):
-                    skipped.append((files[i], result))
+                if isinstance(result, tuple):
+                    skipped.append((files[i], result[0]))
+                    lasting = lasting and result[1]
                 else:
                     images[len(readable)] = result.transpose(2, 0, 1)
                     readable.append(i)
@@ -213,14 +239,14 @@ def decode_all(
                     progress(i + 1, len(files))
         finally:
             executor.shutdown(cancel_futures=True)
-        return readable, skipped
+        return readable, skipped, lasting
 
     if place := os.environ.get("SIMPLICIA_CACHE"):
         images, readable, skipped = kept(Path(place).expanduser(), files, size, fill)
     else:
         _check_memory(len(files), size)
         images = np.empty((len(files), 3, size, size), dtype=np.uint8)
-        readable, skipped = fill(images)
+        readable, skipped, _ = fill(images)
     return torch.from_numpy(images[: len(readable)]), readable, skipped
 
 

@@ -46,7 +46,7 @@ def load(
         raise UserError(
             f"{name} needs a folder for each class, {str(where / '<class>')!r}; images lie outside"
         )
-    return dataclasses.replace(found, name=name, standard=True)
+    return dataclasses.replace(found, name=name, source="", standard=True)
 
 
 def others(data_dir: str | os.PathLike[str] | None) -> dict[str, Path]:

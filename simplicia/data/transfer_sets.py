@@ -110,7 +110,7 @@ def _plain(name: str, root: Path, split: str, size: int | None) -> ImageSet | No
     import dataclasses
 
     if split != "val":
-        return dataclasses.replace(folder.load(root, split, size), name=name)
+        return dataclasses.replace(folder.load(root, split, size), name=name, source="")
     train = folder.load(root, "train", size) if size is None else None
     found = folder.validation(root, size or train.images.shape[-1])  # type: ignore[union-attr]
     return None if found is None else dataclasses.replace(found, name=name)

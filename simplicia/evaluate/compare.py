@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simplicia.errors import UserError
 from simplicia.evaluate import results
 from simplicia.run import LAYERS
+from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 
 
@@ -41,19 +43,28 @@ def compare(runs: list[str | Path]) -> dict[str, Any]:
 
     Online and offline accuracies, data sets, layers, temperatures and protocols never share a row.
     """
-    columns, recipes = [], []
+    columns, recipes, states = [], [], []
     for folder in map(Path, runs):
         if not (folder / "recipe.yaml").is_file():
             raise UserError(f"{folder} is not a run: it has no recipe.yaml; give folders that pretrain wrote")
         recipes.append(read_yaml(folder / "recipe.yaml"))
-        columns.append(_measured(folder, recipes[-1]))
+        states.append(checkpoint.state_of(folder))
+        columns.append(_measured(folder, recipes[-1], states[-1]))
+    columns = _named(columns)
     rows = sorted({row for column in columns for row in column}, key=_order)
     if not rows:
         raise UserError(f"no results in {', '.join(map(str, runs))} yet; simplicia probe or knn makes some")
     return {
         "runs": [
-            {"path": str(path), "recipe": recipe.name, "epochs": recipe.epochs, "seed": recipe.seed}
-            for path, recipe in zip(runs, recipes, strict=True)
+            {
+                "path": str(path),
+                "recipe": recipe.name,
+                "epochs": recipe.epochs,
+                "seed": recipe.seed,
+                "step": state.get("step"),
+                "total_steps": state.get("total_steps"),
+            }
+            for path, recipe, state in zip(runs, recipes, states, strict=True)
         ],
         "rows": [
             {**row._asdict(), "online": row.when == "online", "cells": [c.get(row) for c in columns]}
@@ -62,11 +73,24 @@ def compare(runs: list[str | Path]) -> dict[str, Any]:
     }
 
 
-def _measured(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
+def _named(columns: list[dict[Row, Cell]]) -> list[dict[Row, Cell]]:
+    """The same, with folders of images called by their names where these tell them apart."""
+    paths = {row.dataset for column in columns for row in column}
+    names = {path: Path(path).name or path for path in paths}
+    shared = Counter(names.values())
+    shown = {path: name if shared[name] == 1 else path for path, name in names.items()}
+    return [
+        {row._replace(dataset=shown[row.dataset]): cell for row, cell in column.items()} for column in columns
+    ]
+
+
+def _measured(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Row, Cell]:
     found: dict[Row, Cell] = {}
     for result in results.read(folder):
         if result.get("accuracy") is None:
             continue
+        if checkpoint.is_older(result, state):
+            result = {**result, "checkpoint": f"at step {result['pretrain_step']}, before it was trained on"}
         row = _row(result)
         if several := result.get("per_temperature"):
             rows = [{**result, **part} for part in several]
@@ -79,6 +103,7 @@ def _measured(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
 
 def _row(result: Cell) -> Row:
     words = {
+        "checkpoint": "{}",
         "preset": "{}",
         "k": "k {}",
         "views": "views: {}",
@@ -111,7 +136,7 @@ def _row(result: Cell) -> Row:
         told.append(f"{rates} rates")
     told += [f"{key} {results.listed(value)}" for key, value in (result.get("changed") or {}).items()]
     return Row(
-        str(result.get("dataset")),
+        str(result.get("data", result.get("dataset"))),
         str(result.get("test_images", "-")),
         "online" if result.get("online") else "offline",
         str(result["protocol"]).removeprefix("offline "),

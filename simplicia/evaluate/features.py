@@ -1,5 +1,7 @@
 """What all evaluations share: labelled images, and the encoder's features of them."""
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -35,8 +37,18 @@ def labelled_for(
     train = datasets.load(name, "train", directory, size=size)
     check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", directory, size=size)
+    for images in (train, test):
+        tell_skipped(images)
     check_classes(train, test)
     return train, test
+
+
+def tell_skipped(images: ImageSet) -> None:
+    """Say which files of a set could not be read, if there are such: what is measured is without them."""
+    if images.skipped:
+        path, reason = images.skipped[0]
+        others = f", and {len(images.skipped) - 1} more" if len(images.skipped) > 1 else ""
+        print(f"{images.name}: skipped {path} ({reason}){others}", file=sys.stderr)
 
 
 def check_classes(train: ImageSet, test: ImageSet) -> None:
@@ -71,8 +83,12 @@ def encoder_features(run: Run, images: Tensor, network: str = "online", batch_si
 def check_labels(images: ImageSet) -> None:
     """A UserError unless images are labelled."""
     if images.labels is None:
+        beside = [file for file in images.files if "/" not in file]
+        some = 0 < len(beside) < len(images.files)
+        why = f": {beside[0]} lies beside its folders" if some else ""
         raise UserError(
-            f"{images.name} has no labels to measure with; give --data with a labelled set (folder/<class>/*)"
+            f"{images.name} has no labels to measure with{why}; give --data with a labelled set "
+            "(folder/<class>/*)"
         )
 
 

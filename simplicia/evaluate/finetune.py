@@ -26,6 +26,7 @@ from simplicia.evaluate.transfer import Splits, accuracies
 from simplicia.run import Run
 from simplicia.sem import simplicial
 from simplicia.train.log import Progress
+from simplicia.train.settings import check_seed
 
 # three a decade, rounded so that the ends are what they are called
 LRS = tuple(float(f"{lr:.6g}") for lr in np.geomspace(1e-4, 0.1, 7))
@@ -63,6 +64,7 @@ def check_numbers(settings: Any, positive: tuple[str, ...], others: tuple[str, .
         raise UserError(f"validation is {settings.validation}; it must be a share between 0 and 1")
     if settings.seed < 0:
         raise UserError(f"seed is {settings.seed}; it must not be negative")
+    check_seed(settings.seed)
     low, high = settings.crop_scale
     if not 0 < low <= high <= 1:
         raise UserError(f"crop_scale is {settings.crop_scale}; it must be (low, high), shares in order")

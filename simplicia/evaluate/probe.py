@@ -25,6 +25,7 @@ from simplicia.evaluate.linear import Probes, Rates, correct, train
 from simplicia.evaluate.results import over_seeds, result
 from simplicia.run import Run
 from simplicia.train.log import Progress
+from simplicia.train.settings import check_seed
 
 
 @dataclass
@@ -49,6 +50,7 @@ class ProbeSettings:
             values = getattr(self, name)
             if not values or any(not 0 <= v < float("inf") for v in values):
                 raise UserError(f"{name} is {values}; it takes one or more numbers that are not negative")
+        check_seed(self.seed)
         for name in ("epochs", "batch_size", "seeds"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")

@@ -51,6 +51,7 @@ def result(
         "protocol": protocol,
         "online": False,
         "dataset": train.name,
+        "data": train.source or train.name,
         "run": run.recipe.name,
         "encoder": run.recipe.encoder,
         "method": run.recipe.method,
@@ -68,6 +69,7 @@ def result(
         "train_images": len(train),
         "validation_images": validation_images,
         "test_images": len(test),
+        "skipped_files": len(train.skipped) + len(test.skipped),
         "seeds": list(seeds),
         **more,
         **versions(run.device),
@@ -104,9 +106,9 @@ def over_seeds(correct: Sequence[int], total: int, top5: Sequence[int] | None = 
 
 
 def changed(settings: Any, own: Any = None) -> dict[str, Any]:
-    """The settings that are not a protocol's own; seeds only repeat it, and some are fields of a result."""
+    """The settings that are not a protocol's own; some are fields of a result."""
     given, defaults = vars(settings), vars(own if own is not None else type(settings)())
-    apart = ("seed", "seeds", "fraction", "temperature")
+    apart = ("seeds", "fraction", "temperature")
     return {key: value for key, value in given.items() if key not in apart and value != defaults[key]}
 
 
@@ -127,8 +129,10 @@ def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
         words.append(_short(told, "changed"))
     if found.get("sets"):
         words.append(_short("-".join(_plain(str(row["set"])) for row in found["sets"]), "sets"))
-    if found["dataset"] != Path(run.recipe.data).name:
+    if found["data"] != run.recipe.data:
         words.append(_plain(found["dataset"]))
+        if found["data"] != found["dataset"]:  # a folder, and there may be others of its name
+            words.append(hashlib.sha256(found["data"].encode(errors="surrogateescape")).hexdigest()[:6])
     if found["network"] != "online":
         words.append(found["network"])
     return "-".join(words)

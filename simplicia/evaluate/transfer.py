@@ -22,12 +22,14 @@ from simplicia.evaluate.features import (
     labelled_for,
     percent,
     result,
+    tell_skipped,
 )
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.results import changed
 from simplicia.run import Run, represent
 from simplicia.train.log import Progress
 from simplicia.train.recipe import Recipe
+from simplicia.train.settings import check_seed
 
 
 @dataclass
@@ -52,6 +54,7 @@ class TransferSettings:
             raise UserError(f"validation is {self.validation}; it must be a share between 0 and 1")
         if self.seed < 0:
             raise UserError(f"seed is {self.seed}; it must not be negative")
+        check_seed(self.seed)
 
     def path(self) -> list[float]:
         """The regularisers, strongest first."""
@@ -83,6 +86,8 @@ def splits_for(
     val = datasets.validation(
         name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.image_size)
     )
+    if val is not None:
+        tell_skipped(val)
     if val is None:
         return Splits(*hold_out(train, share, seed), test, False)
     check_classes(train, val)

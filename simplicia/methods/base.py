@@ -43,9 +43,9 @@ class Branch(NamedTuple):
 class Network(nn.Module):
     """encoder -> bottleneck -> projector.
 
-    The projector is handed p - 1/V of a simplex. Where BatchNorm follows its first layer that is the same, and
-    elsewhere up to a constant that its bias absorbs, though a large constant input learns as a bias at many
-    times the rate would. In 16 bits a near-uniform p would be left with a dozen levels.
+    The projector is handed p - 1/V of a simplex. Where BatchNorm follows its first layer that is the same;
+    elsewhere a constant that its bias can absorb is missing, which as a part of the input would learn like a
+    bias at many times the rate. In 16 bits a near-uniform p would be left with a dozen levels.
     """
 
     encoded: Tensor | None = None  # the encoder's output, where a step computed it beforehand

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simplicia.report.figures import Found, Runs, join, online_curves, per_temperature
+from simplicia.train import checkpoint
 from simplicia.train.log import duration
 
 LONGEST = 20_000  # characters of a stored result that are shown
@@ -75,7 +76,10 @@ def offline(runs: Runs) -> Table:
             parts.append(f"{some['network']} network")
         words = ", ".join(str(part) for part in parts if part) or file
         words = words if words.startswith("offline") else f"offline, {words}"
-        cells = [_accuracy(result) if isinstance(result, dict) else Cell() for result in results]
+        cells = [
+            _accuracy(result, found["run"]["step"]) if isinstance(result, dict) else Cell()
+            for result, (_, found) in zip(results, runs, strict=True)
+        ]
         rows.append((words if words not in dict(rows) else f"{words} ({file})", cells))
     return Table("offline", "Offline accuracy, %", [name for name, _ in runs], rows)
 
@@ -197,13 +201,17 @@ def number(value: Any, pattern: str, note: str = "") -> Cell:
     return Cell() if value is None else Cell(pattern.format(value), value, note)
 
 
-def _accuracy(result: Found) -> Cell:
+def _accuracy(result: Found, step: int | None = None) -> Cell:
+    """An accuracy; beside one that was measured at another step than a run's last it says so."""
     if not isinstance(result.get("accuracy"), int | float):
         return Cell()
     error, tau = result.get("standard_error"), result.get("temperature")
     words = f"{result['accuracy']:.1f}" + ("" if error is None else f" ± {error:.1f}")
     chosen = result.get("per_temperature") and tau is not None
-    return Cell(words, result["accuracy"], f"temperature {tau:g}, chosen" if chosen else "")
+    notes = [f"temperature {tau:g}, chosen"] if chosen else []
+    if checkpoint.is_older(result, {"step": step}):
+        notes.append(f"at step {result['pretrain_step']}, before it was trained on")
+    return Cell(words, result["accuracy"], "; ".join(notes))
 
 
 def _shape(run: Found) -> Cell:

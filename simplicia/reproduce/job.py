@@ -169,20 +169,13 @@ class Job:
 
 def finished(folder: Path) -> dict[str, Any] | None:
     """The state of a run that was trained to its end; None of any other."""
-    state = state_of(folder)
+    state = checkpoint.state_of(folder)  # what is wrong with a damaged one is said by training
     return state if state.get("step") is not None and state["step"] == state.get("total_steps") else None
 
 
 def has_weights(folder: Path) -> bool:
     """Whether the checkpoint of a run still has its tensors."""
-    return not state_of(folder).get("dropped")
-
-
-def state_of(folder: Path) -> dict[str, Any]:
-    """Of a run's last checkpoint; nothing of one that has none."""
-    newest = checkpoint.latest(folder / "checkpoint")
-    # what is wrong with a damaged one is said by training, which reads it again
-    return {} if newest is None else _stored(newest / checkpoint.STATE)
+    return not checkpoint.state_of(folder).get("dropped")
 
 
 def _bytes(folder: Path) -> int:

@@ -18,7 +18,7 @@ from simplicia.provenance import commit, versions
 from simplicia.reproduce import store
 from simplicia.reproduce.clock import Clock, TooLong, stoppable
 from simplicia.reproduce.experiment import Experiment
-from simplicia.reproduce.job import Job, Unprepared, finished, has_weights, state_of
+from simplicia.reproduce.job import Job, Unprepared, finished, has_weights
 from simplicia.reproduce.measures import MEASURES, Row
 from simplicia.run import Run, load
 from simplicia.train import checkpoint
@@ -247,7 +247,7 @@ class Session:
             "commit": commit(),
         }
         if job.plan is not None:
-            recipe, state = job.recipe, state_of(job.folder)
+            recipe, state = job.recipe, checkpoint.state_of(job.folder)
             row |= {
                 "dataset": self.data,
                 "pretrained_on": self.data,

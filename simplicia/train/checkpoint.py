@@ -38,6 +38,7 @@ def save(
         save_file({k: v.contiguous() for k, v in tensors.items()}, temporary / TENSORS)
         state = {**state, "step": step, "bytes": (temporary / TENSORS).stat().st_size}
         (temporary / STATE).write_text(json.dumps(state, indent=1))
+        shutil.copymode(temporary / STATE, temporary / TENSORS)  # safetensors lets nobody else read its files
         for name in (TENSORS, STATE):
             _flush(temporary / name)
         os.rename(temporary, final)
@@ -65,6 +66,22 @@ def latest(folder: Path) -> Path | None:
     """The newest complete checkpoint of a run's ``checkpoint`` folder."""
     complete = _complete(folder)
     return complete[-1] if complete else None
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    """The state of a run's newest checkpoint; nothing of one that has none, or a damaged one."""
+    newest = latest(run / "checkpoint")
+    try:
+        found = {} if newest is None else json.loads((newest / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_older(result: dict[str, Any], state: dict[str, Any]) -> bool:
+    """Whether a measurement is of another checkpoint of a run than the one with this state."""
+    pairs = ((result.get("pretrain_step"), state.get("step")), (result.get("run_id"), state.get("id")))
+    return any(mine != its for mine, its in pairs if mine is not None and its is not None)
 
 
 def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

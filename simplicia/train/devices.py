@@ -66,7 +66,8 @@ def fabric(device: str, processes: int, precision: str) -> Any:
     if chosen.type == "cuda" and processes > torch.cuda.device_count():
         raise UserError(f"{processes} processes need as many GPUs; there are {torch.cuda.device_count()}")
     half = precision == "bf16" or (precision == "auto" and chosen.type == "cuda")
-    devices: Any = processes if processes > 1 or chosen.index is None else [chosen.index]
+    which = [chosen.index] if chosen.type == "cuda" and chosen.index is not None else 1
+    devices: Any = processes if processes > 1 else which
     made = Fabric(
         accelerator=chosen.type,
         devices=devices,

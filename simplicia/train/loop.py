@@ -24,7 +24,7 @@ from simplicia.train import checkpoint, devices, health, place, recipes
 from simplicia.train.fit import fit
 from simplicia.train.log import Log, Progress, check_loggers, duration
 from simplicia.train.online import OnlineProbe
-from simplicia.train.recipe import Recipe, write_yaml
+from simplicia.train.recipe import Recipe
 from simplicia.train.settings import with_changes
 from simplicia.train.signals import Signals
 from simplicia.train.step import create as create_step
@@ -82,6 +82,7 @@ def pretrain(
         training.add_online_probe(lambda: measured or load_images(recipe, "test", False, quiet=True))
         training.on_online = on_online
     training.keep, training.until, training.saving, training.note = keep, until, saving, note
+    training.resume = resume
     training.introduce(notes)
     if dry_run:
         training.rehearse()
@@ -108,6 +109,7 @@ class Training:
         views = Views(recipe.views, recipe.image_size, *self.statistics)
         self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
+        self.resume = False  # whether a run may be there already
         self.keep, self.until, self.saving = checkpoint.KEEP, math.inf, 0.0
         self.id: str | None = secrets.token_hex(8)  # what was measured on a run says on which
         self.trained_by: list[dict[str, Any]] = []  # stretches of one code on one device
@@ -165,9 +167,8 @@ class Training:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.fabric.global_rank == 0:
             self._check_disk()
-            if not (self.folder / "recipe.yaml").exists():
-                write_yaml(self.recipe, self.folder / "recipe.yaml")
             self.lock = place.lock(self.folder)
+            place.claim(self.folder, self.recipe, self.resume)
         self.writer = checkpoint.Writer(self.folder / "checkpoint", self.keep)
         self._take_up()
         leader = self.fabric.global_rank == 0
@@ -305,6 +306,14 @@ class Training:
                 f"{self.folder} was trained on {state.get('images')} images for {state.get('total_steps')} "
                 f"steps, not {len(self.images)} and {self.step.total}; resume with the same data"
             )
+        for key, now in zip(("mean", "std"), self.statistics, strict=True):
+            before = state.get(key, now)
+            if any(abs(a - b) > 1e-6 for a, b in zip(before, now, strict=True)):
+                shown = [f"({', '.join(f'{x:.4f}' for x in triple)})" for triple in (before, now)]
+                raise UserError(
+                    f"{self.folder} was trained on other images: the {key} of their colours was {shown[0]}, "
+                    f"and is {shown[1]}; resume with the same data"
+                )
         own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
         checkpoint.load_into(self.method, own, newest)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 from simplicia.data import datasets
 from simplicia.errors import Busy, UserError
 from simplicia.train.fit import OPEN
-from simplicia.train.recipe import Recipe, read_yaml
+from simplicia.train.recipe import Recipe, read_yaml, write_yaml
 from simplicia.train.settings import as_dict, flat, with_changes
 
 
@@ -24,13 +24,36 @@ def choose(name: str, out: str | Path | None, resume: bool) -> Path:
     if not str(out):
         raise UserError("out is empty; give a folder")
     folder = Path(out)
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:  # safetensors reads no such path
+        raise UserError(f"out is {str(out)!r}, which is not UTF-8; give another folder") from None
     if folder.is_file():
         raise UserError(f"{folder} is a file; --out takes a folder")
     if not resume and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        what = "a run" if (folder / "recipe.yaml").exists() else "other files"
-        hint = "add --resume to go on with it, or " if what == "a run" else ""
-        raise UserError(f"{folder} holds {what}; {hint}give another --out")
+        raise _taken(folder)
     return folder
+
+
+def claim(folder: Path, recipe: Recipe, resume: bool) -> None:
+    """Write the recipe of a run that begins, once its folder is locked.
+
+    Another process may have put a run there since the folder was chosen: that is a UserError, unless it is to
+    be resumed and is of the same recipe.
+    """
+    path = folder / "recipe.yaml"
+    if not path.exists():
+        write_yaml(recipe, path)
+    elif not resume:
+        raise _taken(folder)
+    else:
+        check_same(folder, recipe)
+
+
+def _taken(folder: Path) -> UserError:
+    what = "a run" if (folder / "recipe.yaml").exists() else "other files"
+    hint = "add --resume to go on with it, or " if what == "a run" else ""
+    return UserError(f"{folder} holds {what}; {hint}give another --out")
 
 
 def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Recipe:
@@ -82,8 +105,11 @@ def findable(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, **changes)  # type: ignore[arg-type]
 
 
-def lock(folder: Path, name: str = "recipe.yaml") -> Any:
-    """An open file that tells other processes that this folder is being trained; closing it ends that."""
+def lock(folder: Path, name: str = ".lock") -> Any:
+    """An open file that tells other processes that this folder is being trained; closing it ends that.
+
+    A file of its own: one that is replaced would be locked by both who hold the old one and the new one.
+    """
     file = (folder / name).open("a")
     try:
         import fcntl

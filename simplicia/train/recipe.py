@@ -11,7 +11,7 @@ from simplicia.data.views import ViewSettings
 from simplicia.errors import UserError, unknown
 from simplicia.files import whole
 from simplicia.methods.base import Network
-from simplicia.train.settings import as_dict, convert, from_dict
+from simplicia.train.settings import as_dict, check_seed, convert, from_dict
 
 
 @dataclass
@@ -115,6 +115,7 @@ class Recipe:
             name = "batch_size" if self.batch_size == 1 else "micro_batch"
             raise UserError(f"{name} is 1; BatchNorm needs at least 2 images")
         _ = self.at_once  # refuses what does not divide the batch
+        check_seed(self.seed)
         for field_ in dataclasses.fields(self.optim):
             value = getattr(self.optim, field_.name)
             if isinstance(value, float) and not 0 <= value < math.inf:

@@ -1,6 +1,7 @@
 """Typed settings from and to plain values: dataclasses in, dicts out, strict about names and types."""
 
 import dataclasses
+import os
 import types
 import typing
 from typing import Any, Literal, TypeVar, Union
@@ -104,6 +105,12 @@ def convert(value: Any, hint: Any, name: str) -> Any:
     return _scalar(value, hint, name)
 
 
+def check_seed(seed: int) -> None:
+    """A UserError for a seed that torch does not take."""
+    if not -(2**63) <= seed < 2**63:
+        raise UserError(f"seed is {seed}; it must be a whole number of at most 63 bits")
+
+
 def _scalar(value: Any, hint: type, name: str) -> Any:
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     wrong = UserError(f"{name} is {value!r}; it must be {words[hint]}")
@@ -112,6 +119,8 @@ def _scalar(value: Any, hint: type, name: str) -> Any:
         if str(value).lower() not in flags:
             raise wrong
         return flags[str(value).lower()]
+    if hint is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if isinstance(value, bool) or (hint is str and not isinstance(value, str)):
         raise wrong
     try:

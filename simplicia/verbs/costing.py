@@ -6,7 +6,7 @@ from typing import Any
 
 from simplicia.errors import UserError
 from simplicia.options import Parser, add_settings, target
-from simplicia.show import table
+from simplicia.show import table, write_text
 
 
 def cost(arguments: list[str]) -> None:
@@ -90,6 +90,4 @@ def _write(rows: list[dict[str, Any]], path: Path) -> None:
     from simplicia.provenance import commit, versions
 
     result = {"rows": rows, "commit": commit(), **versions(torch.device("cpu"))}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {path}")
+    write_text(path, json.dumps(result, indent=1) + "\n")

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from simplicia.options import Parser, add_settings, amount, measuring, positive, target
-from simplicia.show import table
+from simplicia.show import table, write_text
 
 
 def probe(arguments: list[str]) -> None:
@@ -125,7 +125,7 @@ def compare(arguments: list[str]) -> None:
             "data",
             "tested",
             *keys[2:],
-            *(f"{run['path']} ({run['recipe']}, {run['epochs']} ep)" for run in found["runs"]),
+            *map(_column, found["runs"]),
         ],
         [
             [
@@ -136,8 +136,13 @@ def compare(arguments: list[str]) -> None:
         ],
     )
     if given.json is not None:
-        Path(given.json).write_text(text + "\n", encoding="utf-8")
-        print(f"written to {given.json}")
+        write_text(Path(given.json), text + "\n")
+
+
+def _column(run: dict[str, Any]) -> str:
+    done, total = run["step"], run["total_steps"]
+    stopped = "" if done in (None, total) else f", stopped at step {done} of {total}"
+    return f"{run['path']} ({run['recipe']}, {run['epochs']} ep{stopped})"
 
 
 def _json(word: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from simplicia.errors import UserError
 from simplicia.options import Parser, amount, positive, target
-from simplicia.show import table
+from simplicia.show import table, write_text
 
 
 def sweep(arguments: list[str]) -> None:
@@ -137,10 +137,8 @@ def _bound_in_theory(given: Any) -> None:
     ]
     table(f"expressivity, L = {given.simplices}", ["V", "margin", *columns], rows)
     if given.json is not None:
-        path = Path(given.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"simplices": given.simplices, "rows": found}, indent=1) + "\n")
-        print(f"written to {path}")
+        text = json.dumps({"simplices": given.simplices, "rows": found}, indent=1)
+        write_text(Path(given.json), text + "\n")
 
 
 def _bound_of_run(given: Any) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from simplicia.options import Parser, add_settings, positive, target
-from simplicia.show import table
+from simplicia.show import table, write_text
 
 
 def bench(arguments: list[str]) -> None:
@@ -32,7 +32,7 @@ def bench(arguments: list[str]) -> None:
         parser.error(f"bench {given.what} takes no settings of a recipe, but was given {min(given.changes)}")
     rows = {"step": _step, "views": _views, "probe": _probe, "sem": _sem}[given.what](given)
     if given.json is not None:
-        Path(given.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_text(Path(given.json), json.dumps(rows, indent=1) + "\n")
 
 
 def _step(given: Any) -> list[dict[str, Any]]:

@@ -198,6 +198,30 @@ def test_names_of_strangers_do_no_harm(runs, tmp_path):
     assert "<script>" not in (tmp_path / "figures/graph-sem.svg").read_text()
 
 
+def test_other_images_are_another_analysis(runs, tmp_path, monkeypatch):
+    """Whether in another folder of the same name, or in the same folder since."""
+    for place, names in (("A", ["a", "b"]), ("B", ["c", "d"])):
+        folder_of_images(tmp_path / place / "photos", names)
+
+    def classes(place):
+        monkeypatch.chdir(tmp_path / place)
+        found, _ = analyze(runs[0], data="photos", out=tmp_path / "out", quiet=True)
+        return found["data"]["classes"], found["provenance"]
+
+    first, second = classes("A"), classes("B")
+    assert (first[0], second[0]) == (["a", "b"], ["c", "d"]) and classes("B") == second
+    folder_of_images(tmp_path / "B/photos", ["e"])
+    assert classes("B")[0] == ["c", "d", "e"]
+
+
+def test_an_analysis_outlives_its_images(runs, tmp_path):
+    root = folder_of_images(tmp_path / "data", ["a", "b"])
+    first, _ = analyze(runs[0], data=str(root), out=tmp_path / "out", quiet=True)
+    root.rename(tmp_path / "gone")
+    again, _ = analyze(runs[0], data=str(root), out=tmp_path / "out", quiet=True)
+    assert again["provenance"] == first["provenance"]
+
+
 def test_images_without_labels(runs, tmp_path):
     root = folder_of_images(tmp_path / "data", ["one"])
     flat = tmp_path / "flat"
@@ -212,6 +236,10 @@ def test_images_without_labels(runs, tmp_path):
 def test_mistakes_are_told(runs, tmp_path, capsys):
     assert main(["analyze", *[str(run.path) for run in runs], "--out", str(tmp_path)]) == 2
     assert "--out is for one run" in capsys.readouterr().err
+    before = {path: path.stat().st_mtime_ns for path in runs[0].path.rglob("*")}
+    assert main(["analyze", str(runs[0].path), str(tmp_path / "nowhere"), "--again"]) == 2
+    assert "nowhere is not a run" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in runs[0].path.rglob("*")}
     (tmp_path / "file").write_text("")
     assert main(["analyze", str(runs[0].path), *QUICK, "--out", str(tmp_path / "file")]) == 2
     assert "is a file" in capsys.readouterr().err

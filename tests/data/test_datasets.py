@@ -409,15 +409,29 @@ def test_a_split_may_be_a_link_and_val_that_is_tested_on_is_not_chosen_on(tmp_pa
     assert validation(tmp_path / "empty") is None
 
 
-def test_links_to_classes_are_not_followed(tmp_path):
-    picture(tmp_path / "elsewhere" / "2.png")
+def test_links_to_classes_are_followed_and_none_in_circles(tmp_path):
     for i in range(2):
+        picture(tmp_path / "elsewhere" / f"{i}.png")
         picture(tmp_path / "set" / "a" / f"{i}.png")
     (tmp_path / "set" / "b").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "set" / "a" / "loop").symlink_to(tmp_path / "set")
-    (tmp_path / "set" / "a" / "file.png").symlink_to(tmp_path / "elsewhere" / "2.png")
-    images = [file for split in ("train", "test") for file in load(tmp_path / "set", split).files]
-    assert sorted(images) == ["a/0.png", "a/1.png", "a/file.png"]
+    (tmp_path / "set" / "all").symlink_to(tmp_path / "set")
+    (tmp_path / "elsewhere" / "deeper").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "a" / "file.png").symlink_to(tmp_path / "elsewhere" / "1.png")
+    found = [load(tmp_path / "set", split) for split in ("train", "test")]
+    files = sorted(file for images in found for file in images.files)
+    assert files == ["a/0.png", "a/1.png", "a/file.png", "b/0.png", "b/1.png"]
+    assert found[0].classes == ("a", "b")
+    assert [path for path, reason in found[0].skipped if "not followed" in reason] == ["a/loop", "all"]
+
+
+def test_a_set_of_links_alone_is_a_set(tmp_path):
+    for name in "ab":
+        for i in range(2):
+            picture(tmp_path / "whole" / name / f"{i}.png")
+        (tmp_path / "part").mkdir(exist_ok=True)
+        (tmp_path / "part" / name).symlink_to(tmp_path / "whole" / name)
+    assert load(tmp_path / "part").classes == ("a", "b") and not load(tmp_path / "part").skipped
 
 
 def test_a_name_wins_over_a_folder_of_that_name(tmp_path, monkeypatch):

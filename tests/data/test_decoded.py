@@ -1,6 +1,10 @@
 """Decoded images kept on disk are the images, are made once, and never stand for other files."""
 
 import os
+import platform
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -87,6 +91,52 @@ def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
             read(photos)
     assert list(cache.iterdir()) == []
     assert len(read(photos)) == 11
+
+
+def test_a_file_that_could_not_be_opened_is_tried_again(photos, cache, monkeypatch):
+    decode = folder.decode
+
+    def fails(path, size):
+        if path.name == "05.png":
+            raise OSError(24, "Too many open files")
+        return decode(path, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "decode", fails)
+        some = read(photos)
+    assert len(some) == 10 and ("05.png", "Too many open files") in some.skipped
+    assert list(cache.iterdir()) == []
+    every = read(photos)
+    assert len(every) == 11 and every.images[4].float().std() > 10
+    assert some.images[0].equal(every.images[0])  # though its file is gone
+
+
+def test_what_killed_processes_left_is_removed(photos, cache):
+    read(photos)
+    (pixels,) = cache.glob("*.npy")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host = platform.node()
+    theirs = cache / f".{pixels.name}.{host}.{ended.pid}.writing"
+    running = cache / f".{pixels.name}.{host}.{os.getppid()}.writing"
+    elsewhere = cache / f".{pixels.name}.another-{host}.{ended.pid}.writing"
+    for path in (theirs, running, elsewhere):
+        path.write_bytes(b"half")
+    pixels.unlink()
+    read(photos)
+    assert not theirs.exists() and running.exists() and elsewhere.exists()
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_folders_that_cannot_be_searched_are_skipped(tmp_path, photos):
+    shutil.copytree(photos, tmp_path / "set/a")
+    shutil.copytree(photos, tmp_path / "set/b")
+    (tmp_path / "set/b").chmod(0o444)
+    try:
+        found = datasets.load(tmp_path / "set", size=16)
+        assert found.classes == ("a",) and any(path.startswith("b/") for path, _ in found.skipped)
+    finally:
+        (tmp_path / "set/b").chmod(0o755)
 
 
 def test_images_beyond_the_memory_need_a_place_on_disk(photos, cache, monkeypatch):

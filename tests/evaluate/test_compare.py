@@ -133,6 +133,54 @@ def test_what_was_measured_otherwise_does_not(runs):
     assert len(set(keys)) == len(keys)
 
 
+def test_a_run_that_was_trained_on_is_told_from_what_it_was(runs, tmp_path, capsys):
+    again = tmp_path / "run"
+    shutil.copytree(runs / "byol", again)
+    state = next((again / "checkpoint").iterdir()) / "state.json"
+    content = json.loads(state.read_text())
+    step = content["step"]
+    state.write_text(json.dumps({**content, "step": step + 5, "total_steps": step + 9}))
+    found = compare([again, runs / "byol"])
+    for row in found["rows"]:
+        old, new = row["cells"]
+        assert (old is None) is not (new is None)
+        assert (f"at step {step}, before it was trained on" in row["variant"]) is (old is not None)
+    assert cli.main(["compare", str(again), "--json", str(tmp_path / "c.json")]) == 0
+    assert f"stopped at step {step + 5} of {step + 9}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_folders_of_one_name_share_neither_files_nor_rows(runs, folder, tmp_path, draw, capsys):
+    again = tmp_path / "run"
+    shutil.copytree(runs / "byol", again)
+    for file in (again / "results").iterdir():
+        file.unlink()
+    paths = [draw(tmp_path / place / "figures", {"train": 4, "test": 2}) for place in "ab"]
+    paths += [draw(tmp_path / name, {"train": 4, "test": 2}) for name in ("\u732b", "\u72ac")]
+    for path in (folder, *paths):
+        assert cli.main(["knn", str(again), "--data", str(path)]) == 0
+    assert len(list((again / "results").iterdir())) == 5 and (again / "results/knn-encoder.json").exists()
+    found = [row["dataset"] for row in compare([again])["rows"]]
+    assert sorted(found) == sorted([str(folder), *map(str, paths[:2]), "\u732b", "\u72ac"])
+
+
+def test_what_could_not_be_read_is_told_and_stored(runs, tmp_path, draw, capsys):
+    path = draw(tmp_path / "some", {"train": 4, "test": 2})
+    for name in ("blue/blue_train_0.png", "red/red_train_1.png"):
+        (path / "train" / name).write_bytes(b"no image")
+    out = tmp_path / "found.json"
+    assert cli.main(["knn", str(runs / "byol"), "--data", str(path), "--json", str(out)]) == 0
+    told = "some: skipped train/blue/blue_train_0.png (not an image of a known format), and 1 more"
+    assert told in capsys.readouterr().err
+    found = json.loads(out.read_text())
+    assert (found["skipped_files"], found["train_images"], found["data"]) == (2, 10, str(path))
+    (path / "stray.png").write_bytes((path / "train/red/red_train_0.png").read_bytes())
+    for name in ("train", "test"):
+        (path / name).rename(path / f"{name}s")  # as classes
+    assert "no labels to measure with: stray.png lies beside" in complaint(
+        capsys, "knn", str(runs / "byol"), "--data", str(path)
+    )
+
+
 def test_the_table_and_the_json_say_the_same(runs, capsys, tmp_path):
     words = ["compare", str(runs / "byol"), str(runs / "byol-sem"), "--json"]
     assert cli.main(words) == 0

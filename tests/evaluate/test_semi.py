@@ -76,17 +76,19 @@ def test_other_settings_have_files_and_rows_of_their_own(small_run, colours, tmp
     assert {path.stem for path in (copied / "results").iterdir()} == {
         short.format(0.1),
         short.format(0.2),
-        "finetune-sem-lrs-0.1-steps-1-batch_size-16",  # a seed only repeats it
+        "finetune-sem-lrs-0.1-steps-1-batch_size-16",
+        "finetune-sem-lrs-0.1-steps-1-batch_size-16-seed-1",
     }
     found = compare([copied])["rows"]
-    assert len(found) == 3 and {"lrs 0.1", "lrs 0.2"} < {w for r in found for w in r["variant"].split(", ")}
+    assert len(found) == 4 and {"lrs 0.1", "lrs 0.2"} < {w for r in found for w in r["variant"].split(", ")}
 
 
 def test_the_names_of_files(run):
     """Old files of default settings are found by the names they have; and no name is too long for a disk."""
     plain = {"layer": "sem", "temperature": 1.0, "selected": {}, "dataset": "colours", "network": "online"}
-    for settings in (SemiSettings(), FinetuneSettings(), TransferSettings()):
-        assert changed(settings) == changed(dataclasses.replace(settings, seed=7)) == {}
+    plain["data"] = run.recipe.data
+    for settings in (SemiSettings(), FinetuneSettings(), TransferSettings()):  # seeds draw what is held out
+        assert changed(settings) == {} and changed(dataclasses.replace(settings, seed=7)) == {"seed": 7}
     assert name(run, "transfer", {**plain, "changed": {}}) == name(run, "transfer", plain) == "transfer-sem"
     many = [tuple(0.001 * i for i in range(start, start + 200)) for start in (1, 2)]
     long = [name(run, "semi", {**plain, "changed": changed(SemiSettings(lrs=lrs))}) for lrs in many]

@@ -185,6 +185,46 @@ def test_a_run_in_training_is_not_taken_up_by_another(run):
         simplicia.pretrain("byol-sem", out=run.path, resume=True, quiet=True)
 
 
+def test_of_two_that_begin_in_one_folder_the_second_is_told(folder, tmp_path, monkeypatch):
+    from simplicia.train import loop, place
+
+    read = loop.load_images
+
+    def slowly(*arguments):
+        """Meanwhile another command trains there."""
+        monkeypatch.setattr(loop, "load_images", read)
+        simplicia.pretrain("byol", out=tmp_path / "run", **settings(folder, epochs=1))
+        return read(*arguments)
+
+    monkeypatch.setattr(loop, "load_images", slowly)
+    with pytest.raises(UserError, match="holds a run; add --resume"):
+        simplicia.pretrain("byol", out=tmp_path / "run", **settings(folder, epochs=1, seed=7))
+    run = simplicia.load(tmp_path / "run")
+    assert run.finished and run.recipe.seed == 0
+    (tmp_path / "new").mkdir()
+    with place.lock(tmp_path / "new"), pytest.raises(UserError, match="another process"):
+        simplicia.pretrain("byol", out=tmp_path / "new", **settings(folder, epochs=1))
+    assert not (tmp_path / "new/recipe.yaml").exists()
+
+
+def test_other_images_are_not_trained_on(folder, tmp_path, monkeypatch):
+    from PIL import Image
+
+    shutil.copytree(folder, tmp_path / "photos")
+    with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted):
+        stop_at(patch, 2)
+        simplicia.pretrain("byol", out=tmp_path / "run", **settings(tmp_path / "photos"))
+    for path in (tmp_path / "photos").iterdir():
+        Image.new("RGB", (32, 32), "red").save(path)
+    with pytest.raises(UserError, match=r"was trained on other images: the mean .* and is \(0\.99\d+, 0\.0"):
+        simplicia.pretrain("byol", out=tmp_path / "run", resume=True, quiet=True)
+
+
+def test_folders_may_be_paths_and_a_cpu_may_be_numbered(folder, tmp_path):
+    given = settings(folder, epochs=1) | {"data": folder}
+    assert simplicia.pretrain("byol", out=tmp_path / "run", device="cpu:0", **given).finished
+
+
 @pytest.mark.parametrize("line", ["[1, 2]", '{"step": "abc"}', "\udcff", "{"])
 def test_a_damaged_log_does_not_stop_a_good_run(run, line, tmp_path):
     again = tmp_path / "run"
@@ -304,7 +344,9 @@ def test_hints_for_those_who_write_loops_stay_away():
 
 
 def test_the_run_is_a_folder_that_says_all(run):
-    assert {p.name for p in run.path.iterdir()} == {"recipe.yaml", "log.jsonl", "checkpoint"}
+    assert {p.name for p in run.path.iterdir()} == {".lock", "recipe.yaml", "log.jsonl", "checkpoint"}
+    (newest,) = (run.path / "checkpoint").iterdir()
+    assert len({path.stat().st_mode for path in newest.iterdir()}) == 1  # who may read one may read both
     again = simplicia.load(run.path)
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     assert torch.equal(again.encode(images), run.encode(images))
@@ -381,6 +423,20 @@ def test_online_probes_of_images_without_labels_are_refused(folder, tmp_path):
         simplicia.pretrain("byol-sem", out=tmp_path / "run", **settings(folder, online_every=1))
 
 
+def test_a_picture_is_the_same_as_a_file_and_as_numbers(run, tmp_path):
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 256, (4, 6, 9, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(x).resize((90, 60), Image.Resampling.BICUBIC) for x in noise]
+    for i, picture in enumerate(pictures):
+        picture.save(tmp_path / f"{i}.png")
+    numbers = torch.stack([torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures])
+    paths = sorted(tmp_path.glob("*.png"))
+    files, opened, tensors = (run.encode(given, "encoder") for given in (paths, pictures, numbers))
+    assert torch.equal(files, opened)
+    assert (tensors - files).norm() < 0.02 * files.norm() < 0.2 * (files - files.flip(0)).norm()
+
+
 def test_encode_gives_each_layer(run, folder):
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     probabilities, codes = run.encode(images), run.encode(images, "codes")
@@ -432,6 +488,9 @@ def test_encode_gives_each_layer(run, folder):
             lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp, processes=3, batch_size=128),
             "need a multiple",
         ),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp, seed=10**22), "seed is 1000"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "\udcff"), "which is not UTF-8"),
+        (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8), batch_size=0), "batch_size is 0"),
     ],
 )
 def test_mistakes_are_one_sentence(run, tmp_path, call, words):
