@@ -34,6 +34,7 @@ _ROOMS = {
     "data",
     "encoders",
     "evaluate",
+    "export",
     "layers",
     "losses",
     "methods",

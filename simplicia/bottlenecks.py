@@ -104,7 +104,7 @@ class VectorQuantised(nn.Module):
 
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
         z = self._split(h)
-        parts = z.detach().chunk(self.views if self.training else 1, dim=1)
+        parts = z.detach().chunk(self.views, dim=1) if self.training else [z.detach()]
         quantised = torch.cat([self._quantise(part) for part in parts], dim=1)
         self.penalty = self.commitment * (z - quantised).square().mean()
         return self._join(quantised + (z - z.detach()), h)

@@ -27,6 +27,7 @@ VERBS = {  # name: (module of simplicia.verbs, what it does)
         "evaluating",
         "representations or codes of images: simplicia encode RUN images/ --out codes.npz",
     ),
+    "export": ("exporting", "the encoder, or all up to a layer, as a file: simplicia export RUN model.onnx"),
     "analyze": ("analysing", "look inside: entropy, coherence, spectrum, what simplices fire on, retrieval"),
     "reproduce": (
         "reproducing",

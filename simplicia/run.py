@@ -113,6 +113,18 @@ class Run:
             parts.append(represent(net, features, layer, temperature).cpu())
         return torch.cat(parts)
 
+    def export(
+        self,
+        path: str | Path,
+        layer: str | None = None,
+        temperature: float | None = None,
+        network: str = "online",
+    ) -> Path:
+        """Write the run for others: .safetensors, .pt2 or .onnx, as ``simplicia.export`` says."""
+        from simplicia.export import export
+
+        return export(self, path, layer, temperature, network)
+
     def view(self, images: Tensor) -> Tensor:
         """Images (N, 3, H, W) uint8 as the encoder takes them: resized if need be, and normalised."""
         return eval_view(

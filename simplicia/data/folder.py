@@ -182,7 +182,8 @@ def _list(folder: Path) -> Listing:
         look(place, folders, files)
         for link in (Path(place, name) for name in folders if Path(place, name).is_symlink()):
             # to classes elsewhere, as subsets are made; not further, nor in circles
-            if Path(place) != folder or link.resolve().is_relative_to(folder.resolve()):
+            root, there = folder.resolve(), link.resolve()
+            if Path(place) != folder or there.is_relative_to(root) or root.is_relative_to(there):
                 unread.append((link, "a link to a folder, which is not followed"))
                 continue
             for inner in os.walk(link, onerror=note):

@@ -416,13 +416,14 @@ def test_links_to_classes_are_followed_and_none_in_circles(tmp_path):
     (tmp_path / "set" / "b").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "set" / "a" / "loop").symlink_to(tmp_path / "set")
     (tmp_path / "set" / "all").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "up").symlink_to(tmp_path)
     (tmp_path / "elsewhere" / "deeper").symlink_to(tmp_path / "set")
     (tmp_path / "set" / "a" / "file.png").symlink_to(tmp_path / "elsewhere" / "1.png")
     found = [load(tmp_path / "set", split) for split in ("train", "test")]
     files = sorted(file for images in found for file in images.files)
     assert files == ["a/0.png", "a/1.png", "a/file.png", "b/0.png", "b/1.png"]
     assert found[0].classes == ("a", "b")
-    assert [path for path, reason in found[0].skipped if "not followed" in reason] == ["a/loop", "all"]
+    assert [path for path, reason in found[0].skipped if "not followed" in reason] == ["a/loop", "all", "up"]
 
 
 def test_a_set_of_links_alone_is_a_set(tmp_path):

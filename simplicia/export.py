@@ -1,0 +1,147 @@
+"""A trained run as one file for others, by the file's extension.
+
+``.safetensors``  the encoder's weights, named as in torchvision or, of timm's models, in timm
+``.pt2``          everything from pixels to a layer as a program of torch.export
+``.onnx``         the same for ONNX, which other languages and runtimes read
+
+Programs take RGB images (N, 3, size, size) from 0 to 1, for any N, and normalise them as the run does.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from simplicia.errors import UserError
+from simplicia.files import whole
+from simplicia.provenance import commit
+from simplicia.run import Run, represent
+
+
+class Exported(nn.Module):
+    """A run from pixels to a layer, apart from the rest of it."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, run: Run, layer: str, temperature: float | None = None, network: str = "online"):
+        super().__init__()
+        net = run.network(network)
+        self.layer, self.temperature = layer, temperature
+        self.encoder = copy.deepcopy(net.encoder)
+        self.bottleneck: Any = None if layer == "encoder" else copy.deepcopy(net.bottleneck)
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(run.state[name])[:, None, None])
+        self.cpu().eval().requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.encoder((images - self.mean) / self.std)
+        return represent(self, features, self.layer, self.temperature)  # type: ignore[arg-type]
+
+
+def export(
+    run: Run,
+    path: str | Path,
+    layer: str | None = None,
+    temperature: float | None = None,
+    network: str = "online",
+) -> Path:
+    """Write the run's encoder, or all that leads to a layer, to a file; its extension says how.
+
+    ``layer`` and ``temperature`` are as in ``run.encode``; the weights alone are the encoder's.
+    """
+    path = Path(path)
+    if path.suffix not in WRITERS:
+        raise UserError(f"{path} ends in {path.suffix!r}; an export ends in {', '.join(WRITERS)}")
+    if path.suffix == ".safetensors":
+        layer = layer or "encoder"
+        if layer != "encoder":
+            raise UserError(
+                f"{path.name} can hold the encoder's weights only; layer {layer!r} takes .pt2 or .onnx"
+            )
+    layer = run.check_layer(layer, temperature)
+    model = Exported(run, layer, temperature, network)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as temporary:
+            WRITERS[path.suffix](model, about(run, model, network), temporary)
+    except OSError as error:
+        raise UserError(f"the run cannot be exported to {path}: {error.strerror or error}") from error
+    return path
+
+
+def about(run: Run, model: Exported, network: str) -> dict[str, Any]:
+    """What a file says of itself."""
+    recipe, bottleneck = run.recipe, model.bottleneck
+    temperature = getattr(bottleneck, "temperature", None) if model.temperature is None else model.temperature
+    return {
+        "run": recipe.name,
+        "step": run.step,
+        "total_steps": run.state["total_steps"],
+        "encoder": recipe.encoder,
+        "stem": recipe.stem,
+        "network": network,
+        "layer": model.layer,
+        "simplices": getattr(bottleneck, "simplices", None),
+        "vertices": getattr(bottleneck, "vertices", None),
+        "temperature": float(temperature) if model.layer == "sem" and temperature is not None else None,
+        "image_size": recipe.image_size,
+        "mean": list(run.state["mean"]),
+        "std": list(run.state["std"]),
+        "commit": commit(),
+    }
+
+
+def _weights(model: Exported, said: dict[str, Any], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {name.removeprefix("model."): value for name, value in model.encoder.state_dict().items()}
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, {"format": "pt", "simplicia": json.dumps(said)})
+    path.chmod(mode)  # safetensors lets nobody else read its files
+
+
+def _program(model: Exported, said: dict[str, Any], path: Path) -> None:
+    images, shapes = _example(said["image_size"])
+    program = torch.export.export(model, (images,), dynamic_shapes=shapes)
+    with path.open("wb") as file:
+        torch.export.save(program, file, extra_files={"simplicia.json": json.dumps(said)})
+
+
+def _onnx(model: Exported, said: dict[str, Any], path: Path) -> None:
+    try:
+        import onnxscript  # noqa: F401  # what torch's exporter is made with
+    except ImportError:
+        raise UserError(
+            "ONNX files need onnx and onnxscript, which are not installed: pip install 'simplicia[onnx]'"
+        ) from None
+    images, shapes = _example(said["image_size"])
+    program: Any = torch.onnx.export(
+        model,
+        (images,),
+        input_names=["images"],
+        output_names=[model.layer],
+        dynamic_shapes=shapes,
+        dynamo=True,
+        verbose=False,
+        external_data=False,
+    )
+    program.model.metadata_props["simplicia"] = json.dumps(said)
+    program.save(str(path))
+
+
+def _example(size: int) -> tuple[Tensor, dict[str, Any]]:
+    """Two images, and that there may be any number of them."""
+    return torch.zeros(2, 3, size, size), {"images": {0: torch.export.Dim("batch", min=1)}}
+
+
+WRITERS: dict[str, Callable[[Exported, dict[str, Any], Path], None]] = {
+    ".safetensors": _weights,
+    ".pt2": _program,
+    ".onnx": _onnx,
+}
