@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from simplicia.report.figures import Found, Runs, join, online_curves, per_temperature
-from simplicia.train import checkpoint
 from simplicia.train.log import duration
 
 LONGEST = 20_000  # characters of a stored result that are shown
@@ -188,9 +188,11 @@ def cost(runs: Runs) -> Table:
 
 
 def stored(found: Found) -> list[tuple[str, str]]:
-    """The results as they lie beside the run."""
+    """The results as they lie beside the run, but for where their images are: only by name."""
     shown = []
     for file, result in found["results"].items():
+        if isinstance(result, dict) and isinstance(result.get("data"), str):
+            result = {**result, "data": PurePath(result["data"]).name}
         text = json.dumps(result, indent=1, ensure_ascii=False)
         shown.append((file, text if len(text) <= LONGEST else text[:LONGEST] + "\n… and more in the file"))
     return shown
@@ -209,8 +211,9 @@ def _accuracy(result: Found, step: int | None = None) -> Cell:
     words = f"{result['accuracy']:.1f}" + ("" if error is None else f" ± {error:.1f}")
     chosen = result.get("per_temperature") and tau is not None
     notes = [f"temperature {tau:g}, chosen"] if chosen else []
-    if checkpoint.is_older(result, {"step": step}):
-        notes.append(f"at step {result['pretrain_step']}, before it was trained on")
+    measured = result.get("pretrain_step")
+    if None not in (step, measured) and measured != step:
+        notes.append(f"at step {measured}, before it was trained on")
     return Cell(words, result["accuracy"], "; ".join(notes))
 
 
