@@ -8,6 +8,7 @@ Programs take RGB images (N, 3, size, size) from 0 to 1, for any N, and normalis
 """
 
 import copy
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -97,20 +98,18 @@ def about(run: Run, model: Exported, network: str) -> dict[str, Any]:
 
 
 def _weights(model: Exported, said: dict[str, Any], path: Path) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors = {name.removeprefix("model."): value for name, value in model.encoder.state_dict().items()}
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(tensors, path, {"format": "pt", "simplicia": json.dumps(said)})
-    path.chmod(mode)  # safetensors lets nobody else read its files
+    path.write_bytes(save(tensors, {"format": "pt", "simplicia": json.dumps(said)}))
 
 
 def _program(model: Exported, said: dict[str, Any], path: Path) -> None:
     images, shapes = _example(said["image_size"])
     program = torch.export.export(model, (images,), dynamic_shapes=shapes)
-    with path.open("wb") as file:
-        torch.export.save(program, file, extra_files={"simplicia.json": json.dumps(said)})
+    written = io.BytesIO()  # given a file, torch ends the process where the disk is full
+    torch.export.save(program, written, extra_files={"simplicia.json": json.dumps(said)})
+    path.write_bytes(written.getvalue())
 
 
 def _onnx(model: Exported, said: dict[str, Any], path: Path) -> None:

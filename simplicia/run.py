@@ -109,7 +109,7 @@ class Run:
         net = self.network(network)
         parts = []
         for part in tensor.split(batch_size):
-            features = net.encoder(self.view(squares(part, self.recipe.image_size)))
+            features = net.encoder(self.view(part))
             parts.append(represent(net, features, layer, temperature).cpu())
         return torch.cat(parts)
 
@@ -126,10 +126,9 @@ class Run:
         return export(self, path, layer, temperature, network)
 
     def view(self, images: Tensor) -> Tensor:
-        """Images (N, 3, H, W) uint8 as the encoder takes them: resized if need be, and normalised."""
-        return eval_view(
-            images.to(self.device), self.recipe.image_size, self.state["mean"], self.state["std"]
-        )
+        """Images (N, 3, H, W) uint8 as the encoder takes them: whole centre squares, normalised."""
+        size = self.recipe.image_size
+        return eval_view(squares(images.to(self.device), size), size, self.state["mean"], self.state["std"])
 
     def write_result(self, name: str, result: dict[str, Any], path: str | Path | None = None) -> Path:
         """Write a measurement as JSON, by default to ``results/name.json`` of the run."""

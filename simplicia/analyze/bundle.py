@@ -114,7 +114,9 @@ def read(folder: Path, asked: dict[str, Any] | None = None) -> dict[str, Any] | 
         return None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         return None
-    return found if asked is None or found.get("asked") == asked else None
+    before = found.get("asked")
+    known = {"files": None, **before} if isinstance(before, dict) else None  # older ones have no files
+    return found if asked is None or known == asked else None
 
 
 def write(found: dict[str, Any], path: Path) -> None:

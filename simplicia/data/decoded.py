@@ -20,6 +20,10 @@ VERSION = 1  # of how images are decoded: another one is another digest
 Skipped = list[tuple[Path, str]]
 
 
+class _Passing(Exception):
+    """Images, which ones, what was skipped: not to be kept."""
+
+
 def kept(
     place: Path,
     files: list[Path],
@@ -44,13 +48,14 @@ def kept(
                 _allocate(temporary)
                 readable, skipped, lasting = decode(written)
                 written.flush()
-            if not lasting:
-                pixels.unlink()  # mapped, it can be read after its file is gone
-                return written[: len(readable)], readable, skipped
-            del written
+                if not lasting:
+                    raise _Passing(np.array(written[: len(readable)]), readable, skipped)
+                del written  # some systems rename no file that is mapped
             with whole(about) as temporary:
                 said = {"readable": readable, "skipped": [[str(path), why] for path, why in skipped]}
                 temporary.write_text(json.dumps(said), encoding="utf-8")
+        except _Passing as found_once:
+            return found_once.args
         except OSError as error:
             raise UserError(
                 f"decoded images cannot be kept in {str(place)!r} (SIMPLICIA_CACHE): {error}"

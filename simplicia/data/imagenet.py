@@ -19,7 +19,7 @@ PLACES = {
 }
 # what ImageNet's models are tested on besides, as the paper's table calls it, and its folder
 OTHERS = {
-    "V2": ("imagenetv2-matched-frequency-format-val", "imagenet-v2", "ImageNet-V2"),
+    "V2": ("imagenet-v2", "ImageNet-V2"),  # not as it is published: classes are to be named
     "R": ("imagenet-r", "ImageNet-R"),
     "A": ("imagenet-a", "ImageNet-A"),
     "corruptions": ("imagenet-c", "ImageNet-C"),

@@ -89,8 +89,10 @@ def _measured(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Row, 
     for result in results.read(folder):
         if result.get("accuracy") is None:
             continue
+        if "data" not in result and result.get("dataset") == Path(recipe.data).name:
+            result = {**result, "data": recipe.data}  # of before results said where their images are
         if checkpoint.is_older(result, state):
-            result = {**result, "checkpoint": f"at step {result['pretrain_step']}, before it was trained on"}
+            result = {**result, "checkpoint": f"of an earlier checkpoint, step {result.get('pretrain_step')}"}
         row = _row(result)
         if several := result.get("per_temperature"):
             rows = [{**result, **part} for part in several]

@@ -66,9 +66,7 @@ def pretrain(
     check_loggers(recipe.loggers)
     if recipe.data == "auto":
         raise UserError(f"recipe {recipe.name!r} is for your own images; give --data with a folder or a name")
-    if recipe.at_once % max(processes, 1):
-        name = "batch_size" if recipe.at_once == recipe.batch_size else "micro_batch"
-        raise UserError(f"{name} is {recipe.at_once}; {processes} processes need a multiple of that")
+    _check_parts(recipe, processes)
     fabric = devices.fabric(device, processes, recipe.precision)
     quiet = quiet or fabric.global_rank > 0
     images = load_images(recipe, "train", download, quiet)
@@ -76,6 +74,7 @@ def pretrain(
     if recipe.holdout:
         images, measured = datasets.split(images, recipe.holdout)
     recipe, notes = fit(recipe, images, fabric.device, processes)
+    _check_parts(recipe, processes)  # of a batch that was chosen from the images
     torch.manual_seed(recipe.seed)
     training = Training(recipe, folder, images, fabric, quiet, engine)
     if recipe.online_every:
@@ -89,6 +88,12 @@ def pretrain(
         return None
     training.go()
     return load(folder, device=device) if fabric.global_rank == 0 else None
+
+
+def _check_parts(recipe: Recipe, processes: int) -> None:
+    if recipe.at_once % max(processes, 1):
+        name = "batch_size" if recipe.at_once == recipe.batch_size else "micro_batch"
+        raise UserError(f"{name} is {recipe.at_once}; {processes} processes need a multiple of that")
 
 
 class Training:

@@ -20,6 +20,7 @@ import torch
 import simplicia
 from simplicia import cli, methods
 from simplicia.errors import Diverged, UserError
+from simplicia.evaluate.features import encoder_features
 from simplicia.train import checkpoint, devices
 from simplicia.train.step import Step
 
@@ -434,6 +435,7 @@ def test_a_picture_is_the_same_as_a_file_and_as_numbers(run, tmp_path):
     paths = sorted(tmp_path.glob("*.png"))
     files, opened, tensors = (run.encode(given, "encoder") for given in (paths, pictures, numbers))
     assert torch.equal(files, opened)
+    assert torch.equal(tensors, encoder_features(run, numbers).cpu())  # what is measured is what is encoded
     assert (tensors - files).norm() < 0.02 * files.norm() < 0.2 * (files - files.flip(0)).norm()
 
 
