@@ -91,13 +91,10 @@ def compare(
         indices, values = top_features(weight, most)
         tensors[f"{layer}.index"] = torch.from_numpy(indices).int().contiguous()
         tensors[f"{layer}.value"] = torch.from_numpy(values).float().contiguous()
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     with whole(folder / "weights.safetensors") as temporary:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        save_file(tensors, temporary)
-        temporary.chmod(mode)  # safetensors lets nobody else read its files
+        temporary.write_bytes(save(tensors))
     return found, notes
 
 

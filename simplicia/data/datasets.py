@@ -74,6 +74,13 @@ def names() -> list[str]:
     return sorted([*IN_MEMORY, *PLACES, *SETS])
 
 
+def data_folder(name: str, place: str, data_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder that standard sets lie in; a UserError if none is given."""
+    if not data_dir:
+        raise UserError(f"{name} needs {place!r} below --data-dir or SIMPLICIA_DATA; neither is given")
+    return Path(data_dir).expanduser()
+
+
 def identity(name: str) -> str:
     """What tells data apart: the name of a set that has one, or where a folder is."""
     return name if name in names() else str(Path(name).expanduser().resolve())

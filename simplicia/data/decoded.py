@@ -21,7 +21,7 @@ Skipped = list[tuple[Path, str]]
 
 
 class _Passing(Exception):
-    """Images, which ones, what was skipped: not to be kept."""
+    """Images, which ones, what was skipped: not to be kept. Mapped, they outlive their file."""
 
 
 def kept(
@@ -49,7 +49,7 @@ def kept(
                 readable, skipped, lasting = decode(written)
                 written.flush()
                 if not lasting:
-                    raise _Passing(np.array(written[: len(readable)]), readable, skipped)
+                    raise _Passing(written[: len(readable)], readable, skipped)
                 del written  # some systems rename no file that is mapped
             with whole(about) as temporary:
                 said = {"readable": readable, "skipped": [[str(path), why] for path, why in skipped]}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from simplicia.data import folder
-from simplicia.data.datasets import ImageSet
+from simplicia.data.datasets import ImageSet, data_folder
 from simplicia.errors import UserError
 
 # where they are looked for below the data folder, which may be the set's own
@@ -63,9 +63,7 @@ def others(data_dir: str | os.PathLike[str] | None) -> dict[str, Path]:
 
 def _root(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
     places = PLACES[name]
-    if not data_dir:
-        raise UserError(f"{name} needs {places[0]!r} below --data-dir or SIMPLICIA_DATA; neither is given")
-    base = Path(data_dir).expanduser()
+    base = data_folder(name, places[0], data_dir)
     for place in places:
         if (base / place / "train").is_dir():
             return base / place

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from simplicia.data import folder
-from simplicia.data.datasets import ImageSet
+from simplicia.data.datasets import ImageSet, data_folder
 from simplicia.errors import UserError
 
 Listed = list[tuple[Path, str]]  # files and their classes
@@ -77,9 +77,7 @@ def load(
 ) -> ImageSet | None:
     """The train, val or test images of a set; None if it has no val split."""
     folder_name, reader, splits, mark = SETS[name]
-    if not data_dir:
-        raise UserError(f"{name} needs {folder_name!r} below --data-dir or SIMPLICIA_DATA; neither is given")
-    root = Path(data_dir).expanduser() / folder_name
+    root = data_folder(name, folder_name, data_dir) / folder_name
     if not root.is_dir():
         raise UserError(
             f"{name} needs the folder {str(root)!r}, as torchvision unpacks it or with train/<class>/*"

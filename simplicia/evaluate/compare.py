@@ -91,7 +91,7 @@ def _measured(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Row, 
             continue
         if "data" not in result and result.get("dataset") == Path(recipe.data).name:
             result = {**result, "data": recipe.data}  # of before results said where their images are
-        if checkpoint.is_older(result, state):
+        if _is_older(result, state):
             result = {**result, "checkpoint": f"of an earlier checkpoint, step {result.get('pretrain_step')}"}
         row = _row(result)
         if several := result.get("per_temperature"):
@@ -101,6 +101,12 @@ def _measured(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Row, 
             row = row._replace(temperature="chosen")  # on validation images, and so each run its own
         found[row] = _cell(result)
     return found | _online(folder, recipe)
+
+
+def _is_older(result: Cell, state: dict[str, Any]) -> bool:
+    """Whether a measurement is of another checkpoint of a run than the one with this state."""
+    pairs = ((result.get("pretrain_step"), state.get("step")), (result.get("run_id"), state.get("id")))
+    return any(mine != its for mine, its in pairs if mine is not None and its is not None)
 
 
 def _row(result: Cell) -> Row:

@@ -213,7 +213,7 @@ def _accuracy(result: Found, step: int | None = None) -> Cell:
     notes = [f"temperature {tau:g}, chosen"] if chosen else []
     measured = result.get("pretrain_step")
     if None not in (step, measured) and measured != step:
-        notes.append(f"at step {measured}, before it was trained on")
+        notes.append(f"of an earlier checkpoint, step {measured}")
     return Cell(words, result["accuracy"], "; ".join(notes))
 
 

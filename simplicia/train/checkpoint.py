@@ -78,12 +78,6 @@ def state_of(run: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def is_older(result: dict[str, Any], state: dict[str, Any]) -> bool:
-    """Whether a measurement is of another checkpoint of a run than the one with this state."""
-    pairs = ((result.get("pretrain_step"), state.get("step")), (result.get("run_id"), state.get("id")))
-    return any(mine != its for mine, its in pairs if mine is not None and its is not None)
-
-
 def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors (on the CPU) and the state of a checkpoint; a damaged one is a UserError."""
     from safetensors import SafetensorError

@@ -20,6 +20,13 @@ OPEN = {
 }
 
 
+def check_parts(recipe: Recipe, processes: int) -> None:
+    """A UserError if what is in the networks at once cannot be divided among processes."""
+    if recipe.at_once % max(processes, 1):
+        name = "batch_size" if recipe.at_once == recipe.batch_size else "micro_batch"
+        raise UserError(f"{name} is {recipe.at_once}; {processes} processes need a multiple of that")
+
+
 def fit(
     recipe: Recipe, images: ImageSet, device: torch.device, processes: int = 1
 ) -> tuple[Recipe, list[str]]:
@@ -48,6 +55,7 @@ def fit(
         if recipe.bottleneck != "none":
             notes.append(f"sem.simplices {simplices}")
     recipe.validate()
+    check_parts(recipe, processes)
     if len(images) < 2:
         raise UserError(f"{images.name} has 1 image; training needs 2 or more, as BatchNorm does")
     if len(images) < recipe.batch_size:

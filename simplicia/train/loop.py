@@ -21,7 +21,7 @@ from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.provenance import commit, versions
 from simplicia.run import Run, load
 from simplicia.train import checkpoint, devices, health, place, recipes
-from simplicia.train.fit import fit
+from simplicia.train.fit import check_parts, fit
 from simplicia.train.log import Log, Progress, check_loggers, duration
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe
@@ -66,7 +66,7 @@ def pretrain(
     check_loggers(recipe.loggers)
     if recipe.data == "auto":
         raise UserError(f"recipe {recipe.name!r} is for your own images; give --data with a folder or a name")
-    _check_parts(recipe, processes)
+    check_parts(recipe, processes)
     fabric = devices.fabric(device, processes, recipe.precision)
     quiet = quiet or fabric.global_rank > 0
     images = load_images(recipe, "train", download, quiet)
@@ -74,7 +74,6 @@ def pretrain(
     if recipe.holdout:
         images, measured = datasets.split(images, recipe.holdout)
     recipe, notes = fit(recipe, images, fabric.device, processes)
-    _check_parts(recipe, processes)  # of a batch that was chosen from the images
     torch.manual_seed(recipe.seed)
     training = Training(recipe, folder, images, fabric, quiet, engine)
     if recipe.online_every:
@@ -88,12 +87,6 @@ def pretrain(
         return None
     training.go()
     return load(folder, device=device) if fabric.global_rank == 0 else None
-
-
-def _check_parts(recipe: Recipe, processes: int) -> None:
-    if recipe.at_once % max(processes, 1):
-        name = "batch_size" if recipe.at_once == recipe.batch_size else "micro_batch"
-        raise UserError(f"{name} is {recipe.at_once}; {processes} processes need a multiple of that")
 
 
 class Training:
@@ -311,14 +304,7 @@ class Training:
                 f"{self.folder} was trained on {state.get('images')} images for {state.get('total_steps')} "
                 f"steps, not {len(self.images)} and {self.step.total}; resume with the same data"
             )
-        for key, now in zip(("mean", "std"), self.statistics, strict=True):
-            before = state.get(key, now)
-            if any(abs(a - b) > 1e-6 for a, b in zip(before, now, strict=True)):
-                shown = [f"({', '.join(f'{x:.4f}' for x in triple)})" for triple in (before, now)]
-                raise UserError(
-                    f"{self.folder} was trained on other images: the {key} of their colours was {shown[0]}, "
-                    f"and is {shown[1]}; resume with the same data"
-                )
+        place.check_colours(self.folder, state, self.statistics)
         own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
         checkpoint.load_into(self.method, own, newest)
         try:

@@ -93,6 +93,18 @@ def check_same(folder: Path, wanted: Recipe) -> None:
         raise UserError(f"{folder} was trained with {'; '.join(differ)}; remove it, or give another folder")
 
 
+def check_colours(folder: Path, state: dict[str, Any], statistics: tuple[Any, Any]) -> None:
+    """A UserError if the images are not those that a checkpoint with this state was trained on, by colour."""
+    for key, now in zip(("mean", "std"), statistics, strict=True):
+        before = state.get(key, now)
+        if any(abs(a - b) > 1e-6 for a, b in zip(before, now, strict=True)):
+            shown = [f"({', '.join(f'{x:.4f}' for x in triple)})" for triple in (before, now)]
+            raise UserError(
+                f"{folder} was trained on other images: the {key} of their colours was {shown[0]}, "
+                f"and is {shown[1]}; resume with the same data"
+            )
+
+
 def findable(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that the run finds its data from anywhere."""
     if not recipe.data:

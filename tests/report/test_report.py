@@ -139,7 +139,7 @@ def test_the_page_names_no_folders_of_its_author(runs):
     results = {"knn-sem": {"protocol": "kNN", "accuracy": 50.0, "data": recipe["data"], "pretrain_step": 1}}
     text = page([({**found, "run": {**found["run"], "recipe": recipe}, "results": results}, folder)])
     assert "lovelace" not in text and "secret" not in text
-    assert "at step 1, before it was trained on" in text and found["run"]["step"] != 1
+    assert "of an earlier checkpoint, step 1" in text and found["run"]["step"] != 1
     assert "&#34;data&#34;: &#34;birds&#34;" in text and "&#34;data_dir&#34;: &#34;sets&#34;" in text
 
 

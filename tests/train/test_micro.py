@@ -14,7 +14,8 @@ from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.train import devices, recipes, step
-from simplicia.train.loop import Training, _check_parts
+from simplicia.train.fit import check_parts
+from simplicia.train.loop import Training
 from simplicia.train.settings import with_changes
 
 PLAIN_VIEWS = {
@@ -151,6 +152,6 @@ def test_a_batch_chosen_from_the_images_must_be_a_multiple_too(tmp_path):
     for i, image in enumerate(datasets.load("shapes", "test").images[:16]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
     with pytest.raises(UserError, match="micro_batch is 2; 4 processes need a multiple"):
-        _check_parts(with_changes(recipes.get("byol"), {"batch_size": 16, "micro_batch": 2}), 4)
+        check_parts(with_changes(recipes.get("byol"), {"batch_size": 16, "micro_batch": 2}), 4)
     with pytest.raises(UserError, match="micro_batch is 3; batch_size, 4, must be a multiple"):
         simplicia.pretrain("byol", data=str(tmp_path), out=tmp_path / "run", micro_batch=3, quiet=True)
