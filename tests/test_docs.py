@@ -87,6 +87,9 @@ def test_views_on_the_performance_page_are_the_stored_ones():
             assert f"takes a {found['kornia']['ours_is_faster_by']:.0f}th of kornia's time" in page
         else:
             assert f"{found['kornia']['ours_is_faster_by']:.0f}" == "9" and "at 224 pixels a ninth" in page
+    later = json.loads((ROOT / "results/bench/views-16-bits.json").read_text())["rows"]
+    before, after = (r["ms_per_view"] for r in later if (r["views"], r["size"]) == ("captured", 224))
+    assert f"took {after:.3f} ms instead of {before:.3f}" in page
 
 
 def test_the_performance_pages_numbers_are_the_stored_ones():
@@ -120,7 +123,9 @@ def test_the_performance_pages_numbers_are_the_stored_ones():
     tuning = json.loads((bench / "tuning.json").read_text())
     known = {f"{row['ms_per_step']:.3f}" for run in tuning["runs"] for row in run["rows"]}
     known |= {f"{row['ms']:g}" for row in tuning["alone"]["rows"]}
-    known |= {f"{row['ms_per_view']:.3f}" for row in json.loads((bench / "views.json").read_text())}
+    views = json.loads((bench / "views.json").read_text())
+    views += json.loads((bench / "views-16-bits.json").read_text())["rows"]
+    known |= {f"{row['ms_per_view']:.3f}" for row in views}
     told = set(re.findall(r"(?<![\d.])\d+\.\d{3,4}(?!\d)", page))
     assert len(told) > 15 and told <= known, told - known
     inside = json.loads((bench / "product.json").read_text())["rows"][0]["ms_per_step"]
@@ -169,9 +174,16 @@ def test_what_is_said_of_table1_is_so():
     pairs = [(cells["BYOL", epochs], cells["BYOL + SEM", epochs]) for epochs in (100, 200, 400)]
     first, second, third = (f"{sem['accuracy'] - base['accuracy']:.1f}" for base, sem in pairs)
     assert f"100, 200 and 400, by {first}, {second} and {third}" in said
-    others = [(cells[cell, 200], cells[f"{cell} + SEM", 200]) for cell in ("MoCo", "Barlow Twins")]
-    moco, barlow = (f"{sem['accuracy'] - base['accuracy']:.1f}" for base, sem in others)
-    assert f"MoCo has {moco} more than without, BYOL {second} and Barlow Twins {barlow}" in said
+    names = "MoCo", "Barlow Twins", "VICReg", "DINO"
+    others = [(cells[cell, 200], cells[f"{cell} + SEM", 200]) for cell in names]
+    moco, barlow, vicreg, dino = (f"{sem['accuracy'] - base['accuracy']:.1f}" for base, sem in others)
+    gains = f"BYOL {second}, Barlow Twins {barlow} and VICReg {vicreg}"
+    assert f"MoCo has {moco} more than without, {gains}" in said
+    alone, with_sem = (f"{row['accuracy']:.1f}" for row in others[-1])
+    assert f"{alone} without SEM and {with_sem} with it" in said and f"the {dino} between them" in said
+    measured = {11: "eleven", 12: "twelve", 13: "thirteen", 14: "all"}
+    count = sum(epochs == 200 for _, epochs in cells)
+    assert f"Of the fourteen cells at 200 epochs {measured[count]} are measured" in said
     pairs += others
     errors = {f"{math.hypot(base['standard_error'], sem['standard_error']):.1f}" for base, sem in pairs}
     assert errors == {"0.7"} and "from the test images is 0.7" in said

@@ -1,12 +1,17 @@
 """Every method with every bottleneck: what a step gives, and what follows it."""
 
 import copy
+import math
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from simplicia import bottlenecks, encoders, methods
 from simplicia.methods.base import Queue
+from simplicia.train import optim
+from simplicia.train.recipe import OptimSettings
 
 SMALL = {"simplices": 16, "vertices": 5}
 SIZES = {"none": {}, "sem": SMALL, "embed": SMALL, "gumbel": SMALL, "vq": SMALL | {"dimensions": 4}}
@@ -174,6 +179,77 @@ def test_dino_centre_and_teacher_temperature():
     method(batch)
     method.after_step()
     torch.testing.assert_close(method.center, 0.1 * teacher.mean(0))
+
+
+def test_dino_trains_as_written_out():
+    """Method, optimiser and schedules together, beside a loop in plain PyTorch."""
+    steps, per_epoch, lr, momentum = 9, 3, 0.3, 0.95
+    options = {"prototypes": 40, "out": 16, "warmup_epochs": 3, "momentum": momentum}
+    method = build("dino", "none", **options)
+    student = torch.nn.ModuleList([copy.deepcopy(method.online.encoder), _dino_head(method, 64, 16, 40)])
+    teacher = copy.deepcopy(student)
+
+    settings = OptimSettings(name="lars", lr=lr, weight_decay=1e-2, warmup_epochs=0)
+    optimizer = optim.create(method, settings, method.rates(), torch.tensor(lr))
+    centre, velocities = torch.zeros(40), {}
+    for step in range(steps):
+        batch = views(seed=step)
+        method.schedule(step, steps, step // per_epoch)
+        loss = method(batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        method.after_step()
+
+        with torch.no_grad():
+            targets = [teacher[1](teacher[0](x)) for x in batch]
+        scores = [student[1](student[0](x)) for x in batch]
+        temperature = (0.04, 0.055, 0.07)[step // per_epoch]
+        wanted = [((t - centre) / temperature).softmax(1) for t in targets]
+        written = [F.cross_entropy(s / 0.1, w) for s, w in zip(scores, reversed(wanted), strict=True)]
+        torch.testing.assert_close(loss, sum(written) / 2, rtol=1e-4, atol=1e-4)
+        (sum(written) / 2).backward()
+        centre = 0.9 * centre + 0.1 * torch.cat(targets).mean(0)
+        with torch.no_grad():
+            for name, p in student.named_parameters():
+                if name.endswith("original0") or (name.endswith("original1") and step < per_epoch):
+                    continue  # gains are fixed, directions for the first epoch
+                d = p.grad
+                if p.ndim > 1:
+                    trust = 0.02 * p.norm() / (d.norm() + 1e-2 * p.norm() + 1e-8) / lr
+                    d = (d + 1e-2 * p) * trust.clamp(max=1)
+                velocities[name] = 0.9 * velocities.get(name, 0) + d
+                p -= lr * velocities[name]
+            student.zero_grad()
+            share = 1 - (1 - momentum) * (1 + math.cos(math.pi * step / steps)) / 2
+            for t, s in zip(teacher.parameters(), student.parameters(), strict=True):
+                t.copy_(share * t + (1 - share) * s)
+
+    mine = method.online.encoder.state_dict(), method.target.encoder.state_dict()
+    for ours, network in zip(mine, (student, teacher), strict=True):
+        for key, value in network[0].state_dict().items():
+            torch.testing.assert_close(ours[key], value, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(method.center, centre, rtol=1e-3, atol=1e-4)
+
+
+def _dino_head(method, hidden, out, prototypes):
+    """The head in plain PyTorch, with the method's weights."""
+    width = method.online.encoder.out_features
+    linears = [torch.nn.Linear(*shape) for shape in ((width, hidden), (hidden, hidden), (hidden, out))]
+    last = weight_norm(torch.nn.Linear(out, prototypes, bias=False))
+    own = list(method.online.projector.parameters())
+    with torch.no_grad():
+        for p, value in zip([p for x in linears for p in x.parameters()], own[:-1], strict=True):
+            p.copy_(value)
+        last.parametrizations.weight.original0.fill_(1)
+        last.parametrizations.weight.original1.copy_(own[-1])
+    first, second, third = linears
+    return torch.nn.Sequential(first, torch.nn.GELU(), second, torch.nn.GELU(), third, _Unit(), last)
+
+
+class _Unit(torch.nn.Module):
+    def forward(self, x):
+        return x / x.norm(dim=1, keepdim=True)
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -209,8 +209,14 @@ def _resize_weights(start: Tensor, length: Tensor, size: int, extent: int, inter
 
 
 def _separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Images with rows (N, h, H) applied to their height and columns (N, w, W) to their width."""
-    return rows[:, None] @ (images.flatten(1, 2) @ columns.mT).unflatten(1, images.shape[1:3])
+    """Images with rows (N, h, H) applied to their height and columns (N, w, W) to their width.
+
+    Large ones on a GPU in 16 bits, which round off less than the image's own 8 bits did.
+    """
+    dtype = images.dtype
+    if images.is_cuda and max(images.shape[2:]) >= 64:
+        images, rows, columns = images.half(), rows.half(), columns.half()
+    return (rows[:, None] @ (images.flatten(1, 2) @ columns.mT).unflatten(1, images.shape[1:3])).to(dtype)
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:

@@ -66,6 +66,20 @@ def test_resized_crop_is_torchvisions(height, width, size, interpolation):
     assert_close(V.resized_crop(images, boxes, size, interpolation), torch.stack(reference))
 
 
+@pytest.mark.parametrize(("extent", "size"), [(224, 224), (96, 224), (512, 64)])
+def test_products_of_16_bits_round_off_less_than_the_images_did(extent, size):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (24, 3, extent, extent), generator=generator) / 255
+    torch.manual_seed(0)
+    boxes = V.sample_boxes(24, extent, extent, (0.08, 1.0), (3 / 4, 4 / 3), torch.device("cpu"))
+    top, left, height, width = boxes.unbind(1)
+    rows = V._resize_weights(top, height, size, extent, "bicubic")
+    columns = V._resize_weights(left, width, size, extent, "bicubic")
+    exact = V._separable(images.double(), rows.double(), columns.double())
+    error = (V._separable(images.half(), rows.half(), columns.half()) - exact).abs().max()
+    assert 0 < error < 0.5 / 255
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_a_crop_sees_nothing_outside_its_box(data):
