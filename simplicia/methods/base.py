@@ -74,8 +74,6 @@ class Method(nn.Module):
     BatchNorm sees one view at a time.
     """
 
-    chance: float | None = None  # the loss of guessing, ln K, where the objective is a K-way guess
-
     def __init__(
         self,
         encoder: nn.Module,
@@ -124,6 +122,10 @@ class Method(nn.Module):
         device = next(self.parameters()).device
         columns = [torch.ones(n, 1, 1, device=device) * (own if t is None else t) for t in temperatures]
         return torch.cat(columns)
+
+    def chance(self, images: int) -> float | None:
+        """The loss of guessing, ln K, where the objective is a K-way guess, for a batch of so many images."""
+        return None
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
         """The method's objective, from the branches of the online network."""

@@ -46,11 +46,13 @@ class DINO(TargetMethod):
         self.student_temperature, self.center_momentum = student_temperature, center_momentum
         self.teacher_temperatures = teacher_temperature, final_teacher_temperature
         self.warmup_epochs, self.frozen_epochs = warmup_epochs, frozen_epochs
-        self.chance = math.log(prototypes)
         self.batch_center: Tensor | None = None
         self.register_buffer("center", torch.zeros(prototypes))
         self.register_buffer("teacher_temperature", torch.tensor(teacher_temperature), persistent=False)
         self.register_buffer("prototype_rate", torch.ones(()), persistent=False)
+
+    def chance(self, images: int) -> float:
+        return math.log(len(self.center))
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
         teacher = [x.float() for x in self.targets(views)]

@@ -31,8 +31,10 @@ class MoCo(TargetMethod):
         super().__init__(encoder, bottleneck, projector, second_temperature, momentum, final_momentum)
         self.temperature = temperature
         self.queue = Queue(queue, out)
-        self.chance = math.log(queue + 1)
         self.keys: Tensor | None = None
+
+    def chance(self, images: int) -> float:
+        return math.log(self.queue.vectors.shape[1] + 1)
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
         query1, query2 = (branch.projection for branch in branches)

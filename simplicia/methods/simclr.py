@@ -1,5 +1,7 @@
 """SimCLR (Chen et al., https://arxiv.org/abs/2002.05709)."""
 
+import math
+
 from torch import Tensor, nn
 
 from simplicia import losses
@@ -23,6 +25,9 @@ class SimCLR(Method):
         projector = mlp(bottleneck.out_features, hidden, out, norm=False, blocks=bottleneck.blocks)
         super().__init__(encoder, bottleneck, projector, second_temperature)
         self.temperature = temperature
+
+    def chance(self, images: int) -> float:
+        return math.log(2 * images - 1)
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
         return losses.nt_xent(branches[0].projection, branches[1].projection, self.temperature)

@@ -38,10 +38,12 @@ class SwAV(Method):
         self.temperature, self.sinkhorn = temperature, {"epsilon": epsilon, "iterations": iterations}
         self.queue = Queue(queue, out)
         self.queue_start, self.frozen_epochs = queue_start, frozen_epochs
-        self.chance = math.log(prototypes)
         self.queue_used = False
         self.vectors: Tensor | None = None
         self.register_buffer("prototype_rate", torch.ones(()), persistent=False)
+
+    def chance(self, images: int) -> float:
+        return math.log(len(self.prototypes.weight))
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
         first, second = (F.normalize(branch.projection, dim=-1) for branch in branches)

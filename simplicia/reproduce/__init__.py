@@ -1,14 +1,16 @@
 """The paper's tables and figures as experiments that anyone can run: ``simplicia reproduce table1``.
 
-Experiments are declared in ``cifar``, ``looking`` and ``imagenet``; ``runner`` trains and measures what they
-declare and knows none of them; ``tables`` builds Markdown from the JSON that the runner wrote.
+Experiments are declared in ``cifar``, ``looking`` and ``imagenet``, and those that the paper does not have in
+``beyond``; ``runner`` trains and measures what they declare and knows none of them; ``tables`` builds
+Markdown from the JSON that the runner wrote.
 """
 
 from simplicia.errors import unknown
-from simplicia.reproduce import cifar, imagenet, looking
+from simplicia.reproduce import beyond, cifar, imagenet, looking
 from simplicia.reproduce.experiment import Cell, Experiment
 
-EXPERIMENTS = {e.name: e for e in (*cifar.EXPERIMENTS, *looking.EXPERIMENTS, *imagenet.EXPERIMENTS)}
+ROOMS = (cifar, looking, imagenet, beyond)
+EXPERIMENTS = {e.name: e for room in ROOMS for e in room.EXPERIMENTS}
 
 __all__ = ["EXPERIMENTS", "Cell", "Experiment", "get"]
 

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from simplicia.analyze.cost import Cost, cost_of
-from simplicia.reproduce.experiment import Experiment, Plan, plan
+from simplicia.reproduce.experiment import Experiment, Plan
 from simplicia.train import recipes
 from simplicia.train.recipe import Recipe
 
@@ -54,17 +54,18 @@ def budget(experiment: Experiment, epochs: int | None = None) -> Budget:
     """Of an experiment on the paper's data; hours are known of CIFAR-100, where steps were timed."""
     if experiment.data != "cifar100":
         return Budget(len({(c.recipe, str(c.changes)) for c in experiment.cells}), None, False, None, None)
-    length = epochs or experiment.epochs
-    trained = [cell for cell in experiment.cells if cell.recipe is not None]
-    plans = {found.folder: found for found in (plan(c, experiment.data, 0, length) for c in trained)}
-    seconds = sum(step_ms(p) / 1000 * length * (IMAGES // p.complete.batch_size) for p in plans.values())
-    measurements = {
-        (plan(c, experiment.data).folder, c.measure.split("_")[0], c.options.get("layer")) for c in trained
-    }
+    trained = [(c, experiment.plan(c, epochs)) for c in experiment.cells if c.recipe is not None]
+    plans = {found.folder: found for _, found in trained}
+    seconds = sum(step_ms(p) / 1000 * _steps(p.complete) for p in plans.values())
+    measurements = {(p.folder, c.measure.split("_")[0], c.options.get("layer")) for c, p in trained}
     seconds += sum(_measuring(kind, layer) for _, kind, layer in measurements)
     gib = [cost(p.complete).memory(p.complete.at_once) / 2**30 for p in plans.values()]
     disk = sum(checkpoint_bytes(p.complete) for p in plans.values()) / 1e9
     return Budget(len(plans), seconds / 3600, all(map(timed, plans.values())), max(gib, default=0.0), disk)
+
+
+def _steps(recipe: Recipe) -> int:
+    return recipe.epochs * (IMAGES // recipe.batch_size)
 
 
 def _measuring(kind: str, layer: str | None) -> float:

@@ -43,6 +43,21 @@ class Experiment:
     columns: tuple[Column, ...] = ()  # of its table besides the common ones
     figure: bool = False  # the paper shows it as a figure, without numbers
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the paper has nothing like it."""
+        return all(cell.ours for cell in self.cells)
+
+    @property
+    def own_budgets(self) -> bool:
+        """Whether its cells are about different numbers of epochs, so that they belong into one table."""
+        return len({cell.changes.get("epochs") for cell in self.cells}) > 1
+
+    def plan(self, cell: Cell, epochs: int | None = None) -> "Plan":
+        """The run of a cell on the experiment's data, for as long as is asked, it says, or the paper has."""
+        asked = epochs if epochs is not None or "epochs" in cell.changes else self.epochs
+        return plan(cell, self.data, 0, asked)
+
     def chosen(self, words: list[str]) -> list[Cell]:
         """The cells whose name has one of the words in it, or is one of them after "="; all without words."""
         found = [c for c in self.cells if not words or any(_names(word.lower(), c) for word in words)]

@@ -61,15 +61,16 @@ def _missing(folder: Path) -> str:
     for name, experiment in EXPERIMENTS.items():
         rows = [row for row in store.read(folder / f"{name}.json") if "failed" not in row]
         count = len(experiment.cells)
-        cells: dict[int | None, set[int]] = {}  # those measured, by epochs
+        cells: dict[int | None, set[int]] = {}  # those measured, by epochs; None: not a matter of these
         for row in rows:
-            cells.setdefault(row.get("epochs"), set()).add(_place(experiment, row))
-        untrained = cells.pop(None, set())
+            budget = None if experiment.own_budgets else row.get("epochs")
+            cells.setdefault(budget, set()).add(_place(experiment, row))
+        always = cells.pop(None, set())
         most = max(cells, key=lambda epochs: (len(cells[epochs]), epochs or 0), default=None)
-        done = (untrained | cells.get(most, set())) & set(range(count))
+        done = (always | cells.get(most, set())) & set(range(count))
         if len(done) < count:
-            budget = f" at {most} epochs" if most is not None else ""
-            left.append(f"{name} ({count - len(done)} of {count} cells{budget})" if done else name)
+            at = f" at {most} epochs" if most is not None else ""
+            left.append(f"{name} ({count - len(done)} of {count} cells{at})" if done else name)
     return f"### Not measured yet\n\n{', '.join(left)}.\n" if left else ""
 
 
@@ -92,10 +93,10 @@ def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -
     rows = sorted(rows, key=lambda row: (_place(experiment, row), row.get("seed") or 0))
     parts = []
     for alike in _grouped(rows, "pretrained_on", "batch_size", "protocol", "probe"):
-        budgets = _grouped(alike, "epochs", "device")
+        budgets = _grouped(alike, *(["device"] if experiment.own_budgets else ["epochs", "device"]))
         budgets.sort(key=lambda group: -(group[0].get("epochs") or 0))
         measured = [row for row in alike if row.get("accuracy") is not None]
-        several = len({row.get("epochs") for row in measured}) > 1
+        several = len({row.get("epochs") for row in measured}) > 1 and not experiment.own_budgets
         tables = [_overview(experiment, measured, link)] if several else []
         tables += [_table(experiment, group, link) for group in budgets]
         parts += [tables[0], *_differences(experiment, measured, link), *tables[1:]]
@@ -163,9 +164,9 @@ def _difference(pairs: list[tuple[Row, Row]]) -> tuple[str, str, str]:
 def _table(experiment: Experiment, rows: list[Row], link: str | None) -> str:
     columns: list[Column] = [("cell", "cell", "")]
     accuracies = any(row.get("accuracy") is not None or "failed" in row for row in rows)
-    own = any(row.get("pretrained_on") == experiment.data for row in rows)
+    beside = any(row.get("pretrained_on") == experiment.data for row in rows)  # of other data it says nothing
     if accuracies:
-        columns += [("paper, %", "paper", "")] if own else []  # of other data the paper says nothing
+        columns += [("paper, %", "paper", "")] if beside and not experiment.is_ours else []
         columns.append(("ours, %", "accuracy", ".1f"))
     columns += [c for c in experiment.columns if any(row.get(c[1]) is not None for row in rows)]
     if len({row.get("seed") for row in rows}) > 1:
@@ -208,11 +209,11 @@ def _caption(experiment: Experiment, rows: list[Row]) -> str:
     if encoders:
         words.append(f"encoder: {', '.join(encoders)}")
     if row.get("epochs") is not None:
-        budget = f"{row['epochs']} epochs on {row['pretrained_on']}, batch {row['batch_size']}"
+        budget = f"{_range(rows, 'epochs')} epochs on {row['pretrained_on']}, batch {row['batch_size']}"
         device = row.get("device") or "unknown device"
-        words.append(f"pre-training: {budget}, {device}, {_range(rows, 'seconds')} each")
+        words.append(f"pre-training: {budget}, {device}, {_seconds(rows, 'seconds')} each")
     if any(row.get("probe_seconds") is not None for row in rows):
-        words.append(f"measuring: {_range(rows, 'probe_seconds')}")
+        words.append(f"measuring: {_seconds(rows, 'probe_seconds')}")
     if any(row.get("standard_error") is not None for row in rows):
         several = len(_with_means(rows)) > len(rows)
         means = ", of a mean the standard deviation of its seeds" if several else ""
@@ -234,10 +235,12 @@ def _linked(row: Row, link: str | None) -> str:
 
 def _range(rows: list[Row], key: str) -> str:
     values = sorted(row[key] for row in rows if row.get(key) is not None)
-    if not values:
-        return "time unknown"
-    low, high = f"{values[0]:.0f}", f"{values[-1]:.0f}"
-    return f"{low} s" if low == high else f"{low} to {high} s"
+    shown = dict.fromkeys(f"{value:.0f}" for value in (*values[:1], *values[-1:]))
+    return " to ".join(shown)
+
+
+def _seconds(rows: list[Row], key: str) -> str:
+    return f"{found} s" if (found := _range(rows, key)) else "time unknown"
 
 
 def _shown(experiment: Experiment, row: Row, key: str, form: str) -> str:

@@ -38,8 +38,10 @@ def effective_rank(features: Tensor) -> float:
     return math.exp(-(shares * shares.clamp_min(1e-12).log()).sum().item())
 
 
-def warnings(method: Method, figures: dict[str, float], step: int, total_steps: int) -> list[str]:
-    """What is wrong with these figures, in words; nothing when nothing is."""
+def warnings(
+    method: Method, figures: dict[str, float], step: int, total_steps: int, images: int
+) -> list[str]:
+    """What is wrong with these figures of a batch of so many images, in words; nothing when nothing is."""
     words = []
     if figures["feature_std"] < 0.05:
         words.append(
@@ -60,7 +62,7 @@ def warnings(method: Method, figures: dict[str, float], step: int, total_steps: 
             words.append(
                 f"simplices are one-hot (entropy {share:.3f} of ln V): the temperature may be too low"
             )
-    chance = method.chance
+    chance = method.chance(images)
     begun = step > 0.05 * total_steps  # before that it may not have left it yet
     if begun and chance is not None and abs(figures["loss"] - chance) < 0.005 * chance:
         words.append(f"the loss sits at ln K = {chance:.3f}, what guessing gives: nothing is being learned")

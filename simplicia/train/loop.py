@@ -222,7 +222,7 @@ class Training:
                         self.done, epoch=(self.done - 1) // batches, lr=lr, images_per_s=speed, **figures
                     )
                 progress.update(self.done, f"loss {figures['loss']:.3f}, {speed:,.0f} images/s")
-                for words in health.warnings(self.method, figures, self.done, total):
+                for words in health.warnings(self.method, figures, self.done, total, self.recipe.at_once):
                     if (kind := words.split(":")[0]) not in warned:
                         warned.add(kind)
                         progress.say(f"step {self.done}: {words}", style="yellow")

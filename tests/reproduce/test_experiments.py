@@ -19,6 +19,7 @@ from simplicia.reproduce.experiment import Cell, plan
 from simplicia.reproduce.measures import MEASURES
 
 RESULTS = Path(__file__).parents[2] / "results"
+BEYOND = "dino-teacher centred speedrun"  # what the paper does not have
 NAMES = """table1 emb-scale hard-discretisation cost tau-pretrain tau-downstream L-sweep V-sweep entropy
 spectrum embedder-bn embedder-type role-of-pretraining encoder-scaling imagenet-scaling robustness transfer
 semi-supervised coherence bound"""
@@ -31,7 +32,8 @@ def cell(experiment, name):
 
 
 def test_every_table_and_figure_is_there():
-    assert sorted(EXPERIMENTS) == sorted(NAMES.split())
+    assert sorted(EXPERIMENTS) == sorted(f"{NAMES} {BEYOND}".split())
+    assert all(c.ours and c.paper is None for name in BEYOND.split() for c in get(name).cells)
     with pytest.raises(UserError, match="did you mean 'table1'"):
         get("tabel1")
 
@@ -112,6 +114,22 @@ def test_experiments_share_table1s_runs():
         ("bound", "BYOL + SEM"),
     ):
         assert plan(cell(experiment, name), "cifar100").folder == folder, (experiment, name)
+
+
+def test_cells_may_have_budgets_of_their_own():
+    for name in ("DINO", "DINO + SEM"):  # the recipe's teacher: the run of Table 1
+        short = plan(cell("dino-teacher", f"{name}, 0.9995"), "cifar100")
+        assert short.folder == plan(cell("table1", name), "cifar100", epochs=200).folder
+    assert {plan(c, "cifar100").complete.epochs for c in get("centred").cells} == {200}
+    assert not get("centred").own_budgets and not get("table1").own_budgets
+    speedrun = get("speedrun")
+    assert speedrun.own_budgets
+    assert {plan(c, "cifar100").complete.epochs for c in speedrun.cells} == {80, 100}
+    assert {plan(c, "cifar100", epochs=2).complete.epochs for c in speedrun.cells} == {2}
+    seconds = sum(step_ms(p) / 1000 * p.complete.epochs * 195 for p in map(speedrun.plan, speedrun.cells))
+    probes = 2 * PROBE_SECONDS["encoder"] + 2 * PROBE_SECONDS["sem"]
+    assert budget(speedrun).hours == pytest.approx((seconds + probes) / 3600)
+    assert budget(speedrun, 10).hours < budget(speedrun).hours / 2
 
 
 def test_a_folder_of_images_is_data_too(tmp_path):

@@ -100,6 +100,18 @@ def test_several_budgets_are_first_seen_side_by_side():
     ]
 
 
+def test_cells_with_budgets_of_their_own_share_a_table(tmp_path):
+    common = {"experiment": "speedrun", "paper": None}
+    long = row(**common, cell="VICReg", epochs=100, seconds=120.0)
+    short = row(**common, cell="Barlow Twins", epochs=80, seconds=90.4, probe_seconds=None)
+    text = markdown(get("speedrun"), [long, short])
+    assert text.count("| cell |") == 1 and "80 to 100 epochs on cifar100" in text
+    assert "| Barlow Twins | 61.3 ± 0.5 | 80 | 90 |" in text
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "speedrun.json").write_text(json.dumps([long, short]))
+    assert "speedrun (2 of 4 cells)." in page(tmp_path, tmp_path / "page.md")
+
+
 def test_a_note_that_all_rows_have_is_said_once():
     noted = row(note="on a shared GPU")
     alike = markdown(get("table1"), [noted, noted | {"cell": "BYOL + SEM"}])

@@ -287,7 +287,7 @@ def test_health_is_logged_and_collapse_is_told(folder, tmp_path, capfd):
     same = torch.ones(8, 128) + 1e-4 * torch.randn(8, 128)
     output = methods.Output(torch.tensor(0.1), (same, same), (torch.full((8, 104), 1 / 13),) * 2)
     figures = health.measure(run.method, output)
-    told = " ".join(health.warnings(run.method, figures, 90, 100))
+    told = " ".join(health.warnings(run.method, figures, 90, 100, 8))
     assert "collapse" in told and "uniform" in told
     winners = torch.nn.functional.one_hot(torch.randint(13, (8, 8)), 13).flatten(1) - 1 / 13
     output = methods.Output(torch.tensor(0.1), (same, same), (winners.bfloat16(),) * 2, 1 / 13)
@@ -297,14 +297,19 @@ def test_health_is_logged_and_collapse_is_told(folder, tmp_path, capfd):
 
 
 def test_a_loss_at_chance_is_told(folder):
+    from simplicia import losses
     from simplicia.train import health, recipes
     from simplicia.train.settings import with_changes
 
     method = with_changes(recipes.get("shapes-moco"), {"options": HEADS["moco"]}).build()
     figures = {"loss": torch.log(torch.tensor(701.0)).item(), "feature_std": 0.5, "effective_rank": 50.0}
-    assert "ln K" in health.warnings(method, figures, 6, 100)[0]
-    assert health.warnings(method, figures, 5, 100) == []
-    assert health.warnings(method, {**figures, "loss": 3.0}, 90, 100) == []
+    assert "ln K" in health.warnings(method, figures, 6, 100, 256)[0]
+    assert health.warnings(method, figures, 5, 100, 256) == []
+    assert health.warnings(method, {**figures, "loss": 3.0}, 90, 100, 256) == []
+    simclr = recipes.get("shapes-simclr").build()  # its guesses are among the batch
+    same = losses.nt_xent(torch.ones(351, 8), torch.ones(351, 8)).item()
+    assert "ln K" in health.warnings(simclr, {**figures, "loss": same}, 6, 100, 351)[0]
+    assert health.warnings(simclr, {**figures, "loss": same}, 6, 100, 64) == []
 
 
 def test_online_probe_and_knn_are_named_online(tmp_path):
