@@ -91,6 +91,7 @@ def about(run: Run, model: Exported, network: str) -> dict[str, Any]:
         "vertices": getattr(bottleneck, "vertices", None),
         "temperature": float(temperature) if model.layer == "sem" and temperature is not None else None,
         "image_size": recipe.image_size,
+        "stored_size": recipe.stored,
         "mean": list(run.state["mean"]),
         "std": list(run.state["std"]),
         "commit": commit(),

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from simplicia.bottlenecks import VectorQuantised
-from simplicia.data.views import eval_view
+from simplicia.data.views import eval_view, squares
 from simplicia.errors import UserError, unknown
 from simplicia.files import whole
 from simplicia.methods import Method
@@ -98,14 +97,14 @@ class Run:
     ) -> Tensor:
         """Representations of images, (N, features) on the CPU; codes are (N, simplices) integers.
 
-        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images; the whole
-        centre square of each is seen. ``layer`` is one of ``run.layers()``, by default what the run's
+        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images; of each
+        ``view`` says what is seen. ``layer`` is one of ``run.layers()``, by default what the run's
         bottleneck gives: "sem" for a run with SEM. ``temperature`` is for "sem", by default the run's own.
         """
         layer = self.check_layer(layer, temperature)
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        tensor = as_images(images, self.recipe.image_size)
+        tensor = as_images(images, self.recipe.stored)
         net = self.network(network)
         parts = []
         for part in tensor.split(batch_size):
@@ -126,9 +125,12 @@ class Run:
         return export(self, path, layer, temperature, network)
 
     def view(self, images: Tensor) -> Tensor:
-        """Images (N, 3, H, W) uint8 as the encoder takes them: whole centre squares, normalised."""
-        size = self.recipe.image_size
-        return eval_view(squares(images.to(self.device), size), size, self.state["mean"], self.state["std"])
+        """Images (N, 3, H, W) uint8 as the encoder takes them: centre squares, normalised.
+
+        Whole ones, or, where the run stores larger ones, their middle.
+        """
+        stored = squares(images.to(self.device), self.recipe.stored)
+        return eval_view(stored, self.recipe.image_size, self.state["mean"], self.state["std"])
 
     def write_result(self, name: str, result: dict[str, Any], path: str | Path | None = None) -> Path:
         """Write a measurement as JSON, by default to ``results/name.json`` of the run."""
@@ -187,18 +189,6 @@ def load(path: str | Path, device: str = "auto") -> Run:
     own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
     checkpoint.load_into(method, own, newest)
     return Run(path, recipe, method.to(choose(device)), state)
-
-
-def squares(images: Tensor, size: int) -> Tensor:
-    """The centre squares of uint8 images, brought to a size: of tensors what ``decode`` gives of files."""
-    height, width = images.shape[2:]
-    if (height, width) == (size, size):
-        return images
-    short = min(height, width)
-    top, left = (height - short) // 2, (width - short) // 2
-    square = images[:, :, top : top + short, left : left + short].float()
-    resized = F.interpolate(square, (size, size), mode="bicubic", antialias=True)
-    return resized.round().clamp(0, 255).to(torch.uint8)
 
 
 def as_images(images: Tensor | Iterable[Any], size: int) -> Tensor:

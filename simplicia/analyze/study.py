@@ -327,7 +327,7 @@ class Study:
 def _sets(run: Run, data: str | None, data_dir: str | None) -> tuple[ImageSet | None, ImageSet, str]:
     """The labelled training images, if there are such, the images to look at, and their split."""
     name = data or run.recipe.data
-    size = datasets.decoded_size(name, run.recipe.image_size)
+    size = datasets.decoded_size(name, run.recipe.stored)
     where = data_dir or run.recipe.data_dir
     train = datasets.load(name, "train", where, size=size)
     if train.labels is None:

@@ -86,12 +86,12 @@ def identity(name: str) -> str:
     return name if name in names() else str(Path(name).expanduser().resolve())
 
 
-def decoded_size(name: str, image_size: int) -> int | None:
-    """The size to ``load`` images at that a run sees at ``image_size`` (0: as suits them).
+def decoded_size(name: str, stored: int) -> int | None:
+    """The size to ``load`` a set at for a run that has its images ``stored`` at one (0: as suits them).
 
     Files of images are decoded at the run's size; other sets have their own.
     """
-    return None if name in IN_MEMORY else image_size or None
+    return None if name in IN_MEMORY else stored or None
 
 
 def load(

@@ -61,6 +61,14 @@ def others(data_dir: str | os.PathLike[str] | None) -> dict[str, Path]:
     return {part: found[0] for part, found in there.items() if found}
 
 
+def labelled_list(fraction: float, data_dir: str | os.PathLike[str] | None) -> Path | None:
+    """The published list of a share of the training images, if it lies below the data folder."""
+    data_dir = data_dir or os.environ.get("SIMPLICIA_DATA")
+    name = f"{100 * fraction:g}percent.txt"
+    places = [] if not data_dir else [Path(data_dir).expanduser() / p for p in ("imagenet_subsets", ".")]
+    return next((place / name for place in places if (place / name).is_file()), None)
+
+
 def _root(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
     places = PLACES[name]
     base = data_folder(name, places[0], data_dir)

@@ -138,6 +138,18 @@ def eval_view(images: Tensor, size: int, mean: Triple, std: Triple) -> Tensor:
     return normalise(x, mean, std)
 
 
+def squares(images: Tensor, size: int) -> Tensor:
+    """The centre squares of uint8 images, brought to a size: of tensors what ``decode`` gives of files."""
+    height, width = images.shape[2:]
+    if (height, width) == (size, size):
+        return images
+    short = min(height, width)
+    top, left = (height - short) // 2, (width - short) // 2
+    square = images[:, :, top : top + short, left : left + short].float()
+    resized = F.interpolate(square, (size, size), mode="bicubic", antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8)
+
+
 # ---- Sampling: parameters of n samples, from torch's default generator of the device.
 
 

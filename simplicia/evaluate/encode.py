@@ -29,7 +29,7 @@ def encode(
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into")
     layer = run.check_layer(layer, temperature)
-    batch, files, skipped = folder.read_all(Path(images), run.recipe.image_size)
+    batch, files, skipped = folder.read_all(Path(images), run.recipe.stored)
     values = run.encode(batch, layer, temperature, network).numpy()
     if layer == "codes":
         bottleneck: Any = run.network(network).bottleneck

@@ -33,7 +33,7 @@ def labelled_for(
 ) -> tuple[ImageSet, ImageSet]:
     """``labelled`` for a run that may not be trained yet."""
     name, directory = data or recipe.data, data_dir or recipe.data_dir
-    size = datasets.decoded_size(name, recipe.image_size)
+    size = datasets.decoded_size(name, recipe.stored)
     train = datasets.load(name, "train", directory, size=size)
     check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", directory, size=size)

@@ -58,7 +58,7 @@ def robustness(
         raise UserError(f"temperature is {temperature}; a probe by SGD has those of its settings' grid")
     check_classes(train, test)
     assert test.labels is not None
-    tests = [OtherSet(path, train.classes, run.recipe.image_size) for path in others]  # before training
+    tests = [OtherSet(path, train.classes, run.recipe.stored) for path in others]  # before training
     probe = (
         by_logistic(run, train, layer, temperature, settings, network, quiet)
         if isinstance(settings, TransferSettings)
@@ -111,13 +111,17 @@ class OtherSet:
         """The accuracy of a probe; on corrupted images the mean, and each corruption and severity."""
         if self.kind == "class folders":
             images, labels, among = self._read(self.path)
-            return {
+            found = {
                 "set": self.name,
                 "kind": self.kind,
                 "images": len(images),
                 "classes": len(among),
                 **over_seeds(probe.correct(images, labels, among), len(images)),
             }
+            if len(among) < len(self.classes):
+                of_all = over_seeds(probe.correct(images, labels), len(images))
+                found |= {f"{key}_among_all": of_all[key] for key in ("accuracy", "standard_error")}
+            return found
         names = self.arrays if self.kind == "arrays" else self.corruptions
         return {
             "set": self.name,

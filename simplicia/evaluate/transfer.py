@@ -83,9 +83,7 @@ def splits_for(
     """``splits`` for a run that may not be trained yet."""
     train, test = labelled_for(recipe, data, data_dir)
     name = data or recipe.data
-    val = datasets.validation(
-        name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.image_size)
-    )
+    val = datasets.validation(name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.stored))
     if val is not None:
         tell_skipped(val)
     if val is None:

@@ -110,7 +110,7 @@ FEW_LABELS = Experiment(
     ),
     data="imagenet",
     epochs=200,
-    columns=CHOSEN,
+    columns=(*CHOSEN, ("labelled images", "labelled_list", "")),
 )
 
 EXPERIMENTS = (SCALING, ROBUST, TO_OTHERS, FEW_LABELS)

@@ -90,18 +90,21 @@ def finetune(job: Job, to: str) -> list[Row]:
 
 def semi(job: Job, fraction: float) -> list[Row]:
     """Fine-tuned on a share of the labels: top-1 and top-5."""
+    from simplicia.data.imagenet import labelled_list
     from simplicia.evaluate.semi import SemiSettings, semi
 
     settings = SemiSettings(fraction=fraction)
+    names = labelled_list(fraction, job.data_dir) if job.recipe.data == "imagenet" else None
     if job.probe_epochs is not None:
         settings = dataclasses.replace(settings, epochs=(job.probe_epochs,))
     words = "-".join(map(str, settings.epochs))
 
     def measure() -> Row:
-        return semi(job.run, *job.sets, settings=settings, quiet=job.quiet)
+        return semi(job.run, *job.sets, settings=settings, names=names, quiet=job.quiet)
 
-    found = job.once(f"semi-{words}-{100 * fraction:g}-percent", vars(settings), measure)
-    row = _row(found, f"epochs {words}")
+    asked = vars(settings) | ({} if names is None else {"list": names.name})
+    found = job.once(f"semi-{words}-{100 * fraction:g}-percent", asked, measure)
+    row = _row(found, f"epochs {words}") | {"labelled_list": found["labelled_list"]}
     rows = [{"part": "top-1", **row}]
     if "top5_accuracy" in found:
         error = found["top5_standard_error"]
@@ -134,6 +137,11 @@ def robustness(job: Job) -> list[Row]:
     for part, other in zip([*there, *["corruptions"] * corrupt], found["sets"], strict=True):
         known = ("accuracy", "standard_error", "set", "per_severity", "per_corruption")
         more = {key: other[key] for key in known if key in other}
+        if (
+            "accuracy_among_all" in other
+        ):  # as the paper's benchmark guesses; beside it, among those of the set
+            more |= {key: other[f"{key}_among_all"] for key in ("accuracy", "standard_error")}
+            more["accuracy_among_present"] = other["accuracy"]
         rows.append({"part": part, **row, "standard_error": None, **more})
     return rows
 

@@ -184,7 +184,7 @@ def _run(
 
     run = pretrain(recipe, out=path, resume=True, device=device, engine=engine, quiet=quiet, on_online=watch)
     assert run is not None
-    size = datasets.decoded_size(run.recipe.data, run.recipe.image_size)
+    size = datasets.decoded_size(run.recipe.data, run.recipe.stored)
     train = datasets.load(run.recipe.data, "train", run.recipe.data_dir, size=size)
     fit_on, held = datasets.split(train, run.recipe.holdout)
     probes = ProbeSettings(temperatures=plan.temperatures, epochs=plan.probe_epochs)
@@ -283,7 +283,7 @@ def _same(
 
 def _training_images(recipe: Recipe, download: bool) -> tuple[int, int]:
     """How many images a trial trains and is measured on; what is wrong with them is told before any trial."""
-    size = datasets.decoded_size(recipe.data, recipe.image_size)
+    size = datasets.decoded_size(recipe.data, recipe.stored)
     train = datasets.load(recipe.data, "train", recipe.data_dir, download, size)
     fit_on, held = datasets.split(train, recipe.holdout)
     return len(fit_on), len(held)

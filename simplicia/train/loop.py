@@ -121,8 +121,9 @@ class Training:
             raise UserError(
                 f"online_every is {self.recipe.online_every}, but {self.images.name} has no labels"
             )
-        arguments = self.images, test, self.statistics, self.fabric.device, self.recipe.image_size
-        self.step.probe = OnlineProbe(self.method, *arguments, self.recipe.online_temperatures)
+        recipe = self.recipe
+        arguments = self.images, test, self.statistics, self.fabric.device, recipe.stored, recipe.image_size
+        self.step.probe = OnlineProbe(self.method, *arguments, recipe.online_temperatures)
 
     def introduce(self, notes: list[str]) -> None:
         """Say what is about to be trained."""
@@ -320,7 +321,9 @@ class Training:
 
 def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:
     """The images of a recipe, as training takes them."""
-    size = datasets.decoded_size(recipe.data, recipe.image_size)
+    size = datasets.decoded_size(recipe.data, recipe.stored)
+    if recipe.stored_size and size is None:
+        raise UserError(f"stored_size is for files of images; {recipe.data} has a size of its own")
     progress: Progress | None = None
 
     def show(done: int, total: int) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simplicia.data.datasets import ImageSet
-from simplicia.data.views import eval_view
+from simplicia.data.views import eval_view, squares
 from simplicia.distributed import average
 from simplicia.methods import Method, Output
 from simplicia.neighbours import vote
@@ -32,12 +32,14 @@ class OnlineProbe:
         test: ImageSet,
         statistics: tuple,
         device: torch.device,
+        stored: int,
         size: int,
         temperatures: tuple[float, ...] = (),
     ):
         if train.labels is None or test.labels is None:
             raise ValueError("online probes need labels")
-        self.method, self.statistics, self.size, self.device = method, statistics, size, device
+        self.method, self.statistics, self.device = method, statistics, device
+        self.stored, self.size = stored, size  # of images, and of what is seen of them
         self.train, self.test = train, test
         self.labels = train.labels.to(device)
         self.classes = len(train.classes)
@@ -104,10 +106,10 @@ class OnlineProbe:
         return {k: simplicial(logits, bottleneck.vertices, tau) for k, tau in self.temperatures.items()}
 
     def _features(self, images: Tensor) -> Tensor:
-        parts = [
-            self.method.online.encoder(eval_view(part.to(self.device), self.size, *self.statistics))
-            for part in images.split(256)
-        ]
+        parts = []
+        for part in images.split(256):
+            stored = squares(part.to(self.device), self.stored)
+            parts.append(self.method.online.encoder(eval_view(stored, self.size, *self.statistics)))
         return torch.cat(parts).float()
 
 

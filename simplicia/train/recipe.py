@@ -65,6 +65,7 @@ class Recipe:
     data: str = "shapes"  # a data set's name or a folder of images
     data_dir: str | None = None  # where standard data sets lie (None: SIMPLICIA_DATA)
     image_size: int = 32  # side of the square views (0: chosen from the images)
+    stored_size: int = 0  # side at which files of images are kept, for views to be cut from (0: image_size)
     method: str = "byol"
     bottleneck: str = "sem"
     encoder: str = "resnet18"  # ("auto": chosen from the images and the device)
@@ -106,6 +107,7 @@ class Recipe:
             ("batch_size", 0),
             ("micro_batch", 0),
             ("image_size", 0),
+            ("stored_size", 0),
             ("log_every", 1),
             ("online_every", 0),
         ):
@@ -115,6 +117,11 @@ class Recipe:
             name = "batch_size" if self.batch_size == 1 else "micro_batch"
             raise UserError(f"{name} is 1; BatchNorm needs at least 2 images")
         _ = self.at_once  # refuses what does not divide the batch
+        if self.stored_size and not 0 < self.image_size <= self.stored_size:
+            raise UserError(
+                f"stored_size is {self.stored_size} and image_size {self.image_size}; views are cut from "
+                "what is stored, so give an image_size that is not larger"
+            )
         check_seed(self.seed)
         for field_ in dataclasses.fields(self.optim):
             value = getattr(self.optim, field_.name)
@@ -170,6 +177,11 @@ class Recipe:
             most = 1 if "momentum" in option else math.inf
             if not 0 <= value <= most or value == math.inf:
                 raise UserError(f"{name} is {value}; it must be a number from 0 to {most}")
+
+    @property
+    def stored(self) -> int:
+        """The side of the squares that files of images are decoded to (0: chosen from the images)."""
+        return self.stored_size or self.image_size
 
     @property
     def at_once(self) -> int:

@@ -52,6 +52,7 @@ DATA: dict[str, dict[str, Any]] = {
     "imagenet": {
         "data": "imagenet",
         "image_size": 224,
+        "stored_size": 256,  # of which the paper tests the middle
         "stem": "imagenet",
         "epochs": 200,
         "batch_size": 4096,  # as its code; its text has 256

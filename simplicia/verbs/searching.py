@@ -148,7 +148,7 @@ def _bound_of_run(given: Any) -> None:
 
     run = load(given.run, given.device)
     name = given.data or run.recipe.data
-    size = datasets.decoded_size(name, run.recipe.image_size)
+    size = datasets.decoded_size(name, run.recipe.stored)
     place = given.data_dir or run.recipe.data_dir
     train = datasets.load(name, "train", place, size=size)
     test = None if train.labels is None else datasets.load(name, "test", place, size=size)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from simplicia.data import datasets
-from simplicia.data.imagenet import others
+from simplicia.data.imagenet import labelled_list, others
 from simplicia.errors import UserError
 
 CLASSES = ("n01440764", "n02102040", "n03000684")
@@ -96,6 +96,17 @@ def test_images_that_are_files_are_decoded_at_the_size_of_the_run():
 
 
 DATA = os.environ.get("SIMPLICIA_DATA")
+
+
+def test_the_published_lists_are_found_below_the_data_folder(tmp_path, monkeypatch):
+    assert labelled_list(0.01, tmp_path) is None and labelled_list(0.01, None) is None
+    (tmp_path / "imagenet_subsets").mkdir()
+    for place in (tmp_path / "10percent.txt", tmp_path / "imagenet_subsets/1percent.txt"):
+        place.write_text("a.png\n")
+        share = 0.1 if "10" in place.name else 0.01
+        assert labelled_list(share, tmp_path) == place
+    monkeypatch.setenv("SIMPLICIA_DATA", str(tmp_path))
+    assert labelled_list(0.1, None) == tmp_path / "10percent.txt"
 
 
 @pytest.mark.skipif(

@@ -178,6 +178,8 @@ def test_a_subset_of_the_classes_is_guessed_among_these(probe, run, sets, tmp_pa
     right = (scores.argmax(1) + 1 == labels[kept]).double().mean().item()
     assert found["classes"] == 2 and found["images"] == 20
     assert found["accuracy"] == pytest.approx(100 * right)
+    of_all = (probe.scores(images[kept])[0].argmax(1) == labels[kept]).double().mean().item()
+    assert found["accuracy_among_all"] == pytest.approx(100 * of_all)
 
 
 def test_a_subset_is_easier_than_guessing_among_all(probe, sets):

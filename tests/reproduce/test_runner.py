@@ -144,14 +144,17 @@ def test_after_imagenet_its_other_test_sets_are_measured(place, tmp_path):
         shutil.copytree(place / "images/test", tmp_path / "imagenet-c/fog" / severity)
     options = Options("imagenet", str(tmp_path), 2, 30, quiet=True)
     options.runs, options.results, options.probe_epochs = tmp_path / "runs", tmp_path / "results", 2
-    small = {"encoder": "tiny", "stem": "small", "image_size": 16, "sem.simplices": 16, "options.hidden": 32}
+    small = {"encoder": "tiny", "stem": "small", "sem.simplices": 16, "options.hidden": 32}
+    small |= {"image_size": 16, "stored_size": 0}
     cell = Cell("BYOL + SEM", "byol-sem", small, measure="robustness")
     clean, others, corrupted = store.read(
         reproduce(Experiment("robustness", "", (cell,), data="imagenet"), options)
     )
     assert [r["cell"][12:] for r in (clean, others, corrupted)] == ["clean", "R", "corruptions"]
     assert clean["pretrained_on"] == "imagenet" and clean["standard_error"] is not None
-    assert others["accuracy"] == 100 and others["set"] == "imagenet-r"  # among the one class that it has
+    assert others["set"] == "imagenet-r" and others["accuracy_among_present"] == 100  # it has one class
+    (stored,) = (tmp_path / "runs" / others["run"] / "results").glob("robustness-*.json")
+    assert others["accuracy"] == json.loads(stored.read_text())["sets"][0]["accuracy_among_all"]
     assert corrupted["set"] == "imagenet-c" and corrupted["accuracy"] == pytest.approx(clean["accuracy"])
     shutil.rmtree(tmp_path / "imagenet-c")
     *_, made_here = store.read(reproduce(Experiment("robustness", "", (cell,), data="imagenet"), options))

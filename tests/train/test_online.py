@@ -23,7 +23,7 @@ def make(name="shapes-byol-sem", temperatures=(0.0, 0.1, 1.0)):
     torch.manual_seed(0)
     changes = {"sem.simplices": 6, "options.hidden": 16}
     method = with_changes(recipes.get(name), changes).build()
-    arguments = SETS[0].statistics(), torch.device("cpu"), 32
+    arguments = SETS[0].statistics(), torch.device("cpu"), 32, 32
     return method, OnlineProbe(method, *SETS, *arguments, temperatures)
 
 

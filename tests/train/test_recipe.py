@@ -63,7 +63,7 @@ def test_imagenets_recipes_are_the_papers():
             224,
             200,
         )
-        assert (views.blur, views.solarise) == ((1.0, 0.1), (0.0, 0.2))
+        assert (views.blur, views.solarise, recipe.stored) == ((1.0, 0.1), (0.0, 0.2), 256)
         assert (recipe.batch_size, recipe.at_once, recipe.parts) == (4096, 256, 16)  # the paper's code
         small = with_changes(recipe, {"batch_size": 256})  # its text
         assert (small.at_once, small.parts) == (256, 1)

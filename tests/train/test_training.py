@@ -20,7 +20,7 @@ import torch
 import simplicia
 from simplicia import cli, methods
 from simplicia.errors import Diverged, UserError
-from simplicia.evaluate.features import encoder_features
+from simplicia.evaluate.features import encoder_features, labelled
 from simplicia.train import checkpoint, devices
 from simplicia.train.step import Step
 
@@ -442,6 +442,35 @@ def test_a_picture_is_the_same_as_a_file_and_as_numbers(run, tmp_path):
     assert torch.equal(files, opened)
     assert torch.equal(tensors, encoder_features(run, numbers).cpu())  # what is measured is what is encoded
     assert (tensors - files).norm() < 0.02 * files.norm() < 0.2 * (files - files.flip(0)).norm()
+
+
+def test_images_may_be_kept_larger_than_views_show(tmp_path):
+    """Crops are of what is kept; what is measured, online and encoded is its middle."""
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 256, (24, 40, 60, 3), dtype=np.uint8)
+    for i, pixels in enumerate(noise):
+        place = tmp_path / "photos" / "ab"[i % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{i}.png")
+    small = settings(tmp_path / "photos", epochs=1, image_size=28, stored_size=32, online_every=1)
+    run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **small)
+    images, _ = labelled(run)
+    assert images.images.shape[2:] == (32, 32) and simplicia.load(run.path).recipe.stored_size == 32
+    mean, std = (torch.tensor(run.state[key])[:, None, None] for key in ("mean", "std"))
+    middle = (images.images[:, :, 2:30, 2:30].float() / 255 - mean) / std
+    torch.testing.assert_close(run.view(images.images), middle)
+    logged = [json.loads(line) for line in (run.path / "log.jsonl").read_text().splitlines()]
+    assert any("online_encoder_accuracy" in line for line in logged)
+    files = sorted((tmp_path / "photos").rglob("*.png"))[:3]
+    assert run.encode(files, "encoder").shape == run.encode(noise[:3].transpose(0, 3, 1, 2), "encoder").shape
+    for changes, words in (
+        ({"stored_size": 16}, "stored_size is 16 and image_size 28"),
+        ({"image_size": 0}, "stored_size is 32 and image_size 0"),
+        ({"data": "digits"}, "stored_size is for files of images; digits has a size of its own"),
+    ):
+        with pytest.raises(UserError, match=words):
+            simplicia.pretrain("byol-sem", out=tmp_path / "other", **{**small, **changes})
 
 
 def test_encode_gives_each_layer(run, folder):
