@@ -34,7 +34,7 @@ def simplices(count: int) -> dict[str, Any]:
 
 def temperature(tau: float) -> dict[str, Any]:
     """Of pre-training, for both networks."""
-    return {"sem.temperature": tau, "sem.second_temperature": tau}
+    return {"sem.temperature": tau}
 
 
 TABLE1 = Experiment(

@@ -37,7 +37,7 @@ TAILS: dict[str, dict[str, Any]] = {
     "-sem": {"bottleneck": "sem"},
     "-sem8": {"bottleneck": "sem", "sem.blocks": 8},
     "-embed": {"bottleneck": "embed"},
-    "-gumbel": {"bottleneck": "gumbel", "sem.temperature": 2.0, "sem.second_temperature": 2.0},
+    "-gumbel": {"bottleneck": "gumbel", "sem.temperature": 2.0},
     "-vq": {"bottleneck": "vq", "sem.simplices": 512, "sem.vertices": 128},
 }
 # the paper's ImageNet, as far as it suits other data
@@ -117,7 +117,7 @@ def get(name: str) -> Recipe:
         "optim": {"name": optimiser, "lr": lr, "weight_decay": decay},
         "views": dict(zip(("brightness", "contrast", "saturation", "hue"), jitter, strict=True)),
         "views.solarise": solarise,
-        "sem": {"temperature": tau, "second_temperature": second},
+        "sem": {"temperature": tau, "second_temperature": None if second == tau else second},
         **DATA[head or "own"],
         **MORE.get(method, {}),
         **TAILS[tail],

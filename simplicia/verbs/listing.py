@@ -20,11 +20,9 @@ def recipes(arguments: list[str]) -> None:
     rows = []
     for recipe in map(recipes.get, recipes.names()):
         data = "your own images" if recipe.data == "auto" else recipe.data
-        taus = (
-            f"{recipe.sem.temperature:g} / {recipe.sem.second_temperature:g}"
-            if recipe.bottleneck == "sem"
-            else "-"
-        )
+        sem = recipe.sem
+        second = sem.temperature if sem.second_temperature is None else sem.second_temperature
+        taus = f"{sem.temperature:g} / {second:g}" if recipe.bottleneck == "sem" else "-"
         optim = f"{recipe.optim.name} {recipe.optim.lr:g}"
         rows.append([recipe.name, data, recipe.encoder, str(recipe.epochs), optim, taus])
     table("recipes", ["name", "data", "encoder", "epochs", "optimiser, lr", "tau / tau'"], rows)

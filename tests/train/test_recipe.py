@@ -49,6 +49,10 @@ def test_the_papers_numbers():
     assert (swav.optim.min_lr, swav.optim.exclude_1d, swav.views.solarise) == (6e-4, False, (0.0, 0.0))
     assert recipes.get("cifar100-vicreg").views.crop_scale == (0.2, 1.0)
     assert recipes.get("cifar100-byol").bottleneck == "none"
+    # where the paper has one temperature for both, one setting changes both
+    for name in ("byol-sem", "dino-sem", "vicreg-sem", "byol-gumbel"):
+        recipe = recipes.get(f"cifar100-{name}")
+        assert recipe.sem.temperature > 0 and recipe.sem.second_temperature is None
 
 
 def test_imagenets_recipes_are_the_papers():
