@@ -140,19 +140,23 @@ def _temperature(runs: list[tuple[str, Found]], axes: Any) -> tuple[Row, list[Ro
     """Accuracy of the offline probe at each temperature, where a run has that result."""
     rows: list[Row] = []
     for name, found in runs:
-        probe = found["results"].get("probe-sem")
-        each = probe.get("per_temperature") if isinstance(probe, dict) else None
-        for row in each or []:
-            rows.append([name, row["temperature"], row["accuracy"], row["standard_error"]])
-        mine = sorted(row[1:] for row in rows if row[0] == name)
-        if mine:
-            axes.errorbar(
-                *list(zip(*mine, strict=True))[:2], [row[2] for row in mine], marker=".", label=name
-            )
+        probes = {key: value for key, value in found["results"].items() if _has_temperatures(key, value)}
+        for key, probe in probes.items():
+            label = name if len(probes) == 1 else f"{name}, {key}"
+            each = probe["per_temperature"]
+            mine = sorted((row["temperature"], row["accuracy"], row["standard_error"]) for row in each)
+            taus, accuracies, errors = zip(*mine, strict=True)
+            axes.errorbar(taus, accuracies, errors, marker=".", label=label)
+            rows += [[label, *row] for row in mine]
     axes.set(xlabel="temperature of the probe (0: codes)", ylabel="test accuracy, %")
     axes.set_xscale("symlog", linthresh=1e-3)
     _legend(axes, rows)
     return ["run", "temperature", "accuracy", "standard error"], rows
+
+
+def _has_temperatures(key: str, result: Any) -> bool:
+    """Whether it is a probe on simplices at several temperatures, with whatever preset."""
+    return key.startswith("probe-") and isinstance(result, dict) and bool(result.get("per_temperature"))
 
 
 def _training(runs: list[tuple[str, Found]], axes: Any, which: str, wanted: str) -> tuple[Row, list[Row]]:

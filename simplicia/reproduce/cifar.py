@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from simplicia.reproduce.experiment import Cell, Experiment
+from simplicia.reproduce.experiment import Cell, Experiment, Figure
 
 # fmt: off
 METHODS = {  # recipe: name, and the paper's accuracies without and with SEM
@@ -21,6 +21,7 @@ TEMPERATURES = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0)
 SIZES = ((5000, 13), (500, 130), (64, 1024))  # L and V of about 65,000 features
 ENCODER, SEM, EMBEDDER = {"layer": "encoder"}, {"layer": "sem"}, {"layer": "embedder"}
 CHOSEN = (("temperature", "temperature", "g"),)
+NUMBER, SIZE = r"([\d.e+-]+)", r"RN-\d+( x\d+)? "  # in the names of cells
 
 
 def resnet50(encoder: str = "resnet50") -> dict[str, Any]:
@@ -63,7 +64,7 @@ EMB_SCALE = Experiment(
         )
     ),
     columns=CHOSEN,
-    figure=True,
+    figure=Figure("simplices, L", r", L=(\d+)"),
 )
 
 HARD = Experiment(
@@ -94,7 +95,7 @@ TAU_PRETRAIN = Experiment(
         for tau in TEMPERATURES
     ),
     columns=CHOSEN,
-    figure=True,
+    figure=Figure("temperature of pre-training", rf", tau_p={NUMBER}"),
 )
 
 TAU_DOWNSTREAM = Experiment(
@@ -108,7 +109,7 @@ TAU_DOWNSTREAM = Experiment(
         ),
     ),
     columns=CHOSEN,
-    figure=True,
+    figure=Figure("temperature downstream", rf", tau_d={NUMBER}"),
 )
 
 
@@ -126,7 +127,7 @@ L_SWEEP = Experiment(
     "f_SEM and f_base as the number of simplices grows, temperature 1",
     tuple(cell for n in SIMPLICES for cell in _with_and_without(f"L={n}", simplices(n))),
     columns=(("layer", "layer", ""),),
-    figure=True,
+    figure=Figure("simplices, L", r"L=(\d+), "),
 )
 
 V_SWEEP = Experiment(
@@ -134,7 +135,7 @@ V_SWEEP = Experiment(
     "f_SEM and f_base as the number of vertices grows, temperature 1",
     tuple(cell for n in VERTICES for cell in _with_and_without(f"V={n}", {"sem.vertices": n})),
     columns=(("layer", "layer", ""),),
-    figure=True,
+    figure=Figure("vertices, V", r"V=(\d+), "),
 )
 
 EMBEDDER_BN = Experiment(
@@ -224,7 +225,7 @@ ENCODER_SCALING = Experiment(
         )
     ),
     columns=(("FLOPs per image", "flops", ".2e"),),
-    figure=True,
+    figure=Figure("FLOPs per image", SIZE, "flops"),
 )
 
 EXPERIMENTS = (

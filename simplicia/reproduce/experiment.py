@@ -32,6 +32,20 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """What a figure of the paper has on its axes, by the fields of the rows of its cells."""
+
+    across: str  # title of the horizontal axis
+    cell: str = (
+        "$"  # a pattern: what of a cell's name is not its line's; without a field its group is the place
+    )
+    field: str = ""  # the place: one number, or those of a curve
+    up: str = "accuracy"
+    title: str = "test accuracy, %"
+    log: str = "x"  # axes that are logarithmic
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A table or figure of the paper."""
 
@@ -41,7 +55,7 @@ class Experiment:
     data: str = "cifar100"
     epochs: int = 1000  # of the paper's pre-training
     columns: tuple[Column, ...] = ()  # of its table besides the common ones
-    figure: bool = False  # the paper shows it as a figure, without numbers
+    figure: Figure | None = None  # the paper shows it as a figure, without numbers
 
     @property
     def is_ours(self) -> bool:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from simplicia.reproduce.cifar import CHOSEN, ENCODER, SEM
-from simplicia.reproduce.experiment import Cell, Experiment
+from simplicia.reproduce.cifar import CHOSEN, ENCODER, SEM, SIZE
+from simplicia.reproduce.experiment import Cell, Experiment, Figure
 from simplicia.train.recipes import IMAGENET
 
 BOTH = (("BYOL", "byol"), ("BYOL + SEM", "byol-sem"))
@@ -51,7 +51,7 @@ SCALING = Experiment(
     data="imagenet",
     epochs=200,
     columns=(("FLOPs per image", "flops", ".2e"),),
-    figure=True,
+    figure=Figure("FLOPs per image", SIZE, "flops"),
 )
 
 ROBUST = Experiment(

@@ -1,8 +1,8 @@
 """The paper's figures of what is inside: entropy, spectrum, coherence, the bound, and what models cost."""
 
 from simplicia.analyze.cost import PAPER
-from simplicia.reproduce.cifar import CHOSEN, ENCODER, SEM, resnet50, simplices, temperature
-from simplicia.reproduce.experiment import Cell, Experiment
+from simplicia.reproduce.cifar import CHOSEN, ENCODER, NUMBER, SEM, resnet50, simplices, temperature
+from simplicia.reproduce.experiment import Cell, Experiment, Figure
 
 RECIPES = {"BYOL": "byol", "BYOL + SEM": "byol-sem", "BYOL + SEM/8": "byol-sem8"}
 # the cost table's last column; its others are in simplicia.analyze.cost
@@ -52,7 +52,7 @@ ENTROPY = Experiment(
         for tau in (0.01, 0.1, 0.5, 1.0, 2.0)
     ),
     columns=(("mean entropy, nats", "mean_entropy", ".2f"), ("ln V", "ln_vertices", ".2f")),
-    figure=True,
+    figure=Figure("entropy of a simplex, nats", field="edges", up="counts", title="simplices", log=""),
 )
 
 SPECTRUM = Experiment(
@@ -72,7 +72,7 @@ SPECTRUM = Experiment(
         ("features", "features", ","),
         ("effective rank", "effective_rank", ".1f"),
     ),
-    figure=True,
+    figure=Figure("index", field="index", up="values", title="singular value", log="xy"),
 )
 
 COHERENCE = Experiment(
@@ -92,7 +92,7 @@ COHERENCE = Experiment(
         ("K=20", "isolated_at_20", ""),
         ("components, K=5", "components_at_5", ""),
     ),
-    figure=True,
+    figure=Figure("K", field="k", up="coherence", title="coherence", log=""),
 )
 
 BOUND = Experiment(
@@ -111,7 +111,7 @@ BOUND = Experiment(
         ("training loss", "train_loss", ".3g"),
         ("test loss", "test_loss", ".3g"),
     ),
-    figure=True,
+    figure=Figure("temperature", rf", tau={NUMBER}", up="supremum", title="expressivity, the supremum"),
 )
 
 EXPERIMENTS = (COST, ENTROPY, SPECTRUM, COHERENCE, BOUND)

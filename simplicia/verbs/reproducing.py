@@ -20,6 +20,12 @@ def reproduce(arguments: list[str]) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="of an experiment; --list shows them")
     parser.add_argument("--list", action="store_true", help="what each experiment needs")
     parser.add_argument("--page", type=target, metavar="PATH", help="write all results as a Markdown page")
+    parser.add_argument(
+        "--figure",
+        type=target,
+        metavar="PATH",
+        help="draw what was measured of NAME (.svg, .png, .pdf), only",
+    )
     cut = parser.add_argument_group("how much")
     cut.add_argument("--epochs", type=positive, help="of pre-training (default: the recipe's)")
     cut.add_argument("--batch-size", type=positive, help="(default: the recipe's)")
@@ -51,7 +57,7 @@ def reproduce(arguments: list[str]) -> None:
     parser.add_argument("--note", help="kept with what is trained and measured now, and shown in its row")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     given = vars(parser.parse(arguments))
-    name, wanted, page = given.pop("name"), given.pop("list"), given.pop("page")
+    name, wanted, page, figure = (given.pop(key) for key in ("name", "list", "page", "figure"))
     if name is not None and (wanted or page is not None):
         raise UserError(f"{name!r} is an experiment to run; --list and --page are for all, without a name")
     if wanted:
@@ -65,8 +71,23 @@ def reproduce(arguments: list[str]) -> None:
         print(f"written to {page}")
     elif name is None:
         raise UserError("reproduce takes an experiment's name, such as table1; --list shows them")
+    elif figure is not None:
+        _draw(name, given, Path(figure))
     else:
         _run(name, given, arguments)
+
+
+def _draw(name: str, given: dict[str, Any], path: Path) -> None:
+    from simplicia.reproduce import get, store
+    from simplicia.reproduce.figures import draw
+    from simplicia.reproduce.runner import Options, results_path
+
+    experiment, options = get(name), Options(**given)
+    wanted = [c.name for c in experiment.chosen(options.only)]
+    rows = store.read(results_path(experiment, options))
+    rows = [row for row in rows if any(row["cell"] == c or row["cell"].startswith(f"{c}, ") for c in wanted)]
+    draw(experiment, [row for row in rows if options.epochs in (None, row.get("epochs"))], path)
+    print(f"drawn to {path}")
 
 
 def _run(name: str, given: dict[str, Any], arguments: list[str]) -> None:

@@ -1,0 +1,65 @@
+"""Figures hold what was measured: a point for a number, a line for a series."""
+
+import json
+import re
+
+import pytest
+
+from simplicia import cli
+from simplicia.reproduce import EXPERIMENTS, get
+from simplicia.reproduce.figures import lines
+
+
+def row(cell, epochs=100, **fields):
+    return {"cell": cell, "epochs": epochs, "seed": 0, **fields}
+
+
+def test_a_line_for_each_series_and_of_seeds_the_mean():
+    rows = [row(f"{word}, L={n}", accuracy=float(n)) for n in (50, 10) for word in ("SEM", "Embed")]
+    rows += [row("SEM, L=10", accuracy=20.0) | {"seed": 1}, row("SEM, L=100", failed="no", accuracy=None)]
+    found = lines(get("emb-scale"), rows)
+    assert found == {"SEM": [(10, 15.0), (50, 50.0)], "Embed": [(10, 10.0), (50, 50.0)]}
+    longer = lines(get("emb-scale"), [*rows, row("SEM, L=10", 200, accuracy=30.0)])
+    assert longer["SEM, 200 epochs"] == [(10, 30.0)] and "SEM, 100 epochs" in longer
+
+
+def test_a_cell_may_be_a_curve_or_a_histogram():
+    (curve,) = lines(get("coherence"), [row("BYOL, ICA", k=[1, 2], coherence=[0.5, 0.25])]).items()
+    assert curve == ("BYOL, ICA", [(1, 0.5), (2, 0.25)])
+    found = lines(get("entropy"), [row("tau_p=1", edges=[0.0, 1.0, 2.0], counts=[3, 4])])
+    assert found == {"tau_p=1": [(0.5, 3), (1.5, 4)]}
+    widths = [
+        row("RN-50 x2 BYOL + SEM", flops=2e9, accuracy=70.0),
+        row("RN-18 BYOL + SEM", flops=1e9, accuracy=60.0),
+    ]
+    assert lines(get("encoder-scaling"), widths) == {"BYOL + SEM": [(1e9, 60.0), (2e9, 70.0)]}
+
+
+SERIES = [e.name for e in EXPERIMENTS.values() if e.figure and not e.figure.field]
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*SERIES} - {"tau-downstream", "bound"})
+)  # whose cells have several rows
+def test_cells_say_where_they_are(name):
+    experiment = get(name)
+    places = [re.search(experiment.figure.cell, c.name) for c in experiment.cells]
+    points = {(m[1], c.name.replace(m[0], "")) for m, c in zip(places, experiment.cells, strict=True)}
+    assert len(points) == len(experiment.cells)
+
+
+def test_the_command_draws_what_there_is(tmp_path, capsys):
+    results, target = tmp_path / "results", tmp_path / "figures" / "tau.svg"
+    (results / "paper").mkdir(parents=True)
+    rows = [row(f"RN-18 L=5000, tau_d={t:g}", accuracy=50 + t, experiment="tau-downstream") for t in (0.1, 1)]
+    (results / "paper" / "tau-downstream.json").write_text(json.dumps(rows))
+    words = ["reproduce", "tau-downstream", "--results", str(results), "--figure"]
+    assert cli.main([*words, str(target)]) == 0 and target.read_text().count("<svg") == 1
+    assert "<!-- RN-18 L=5000 -->" in target.read_text() and "drawn to" in capsys.readouterr().out
+    for last, told in (
+        ([str(tmp_path / "a.doc")], "its name must end in .svg, .png or .pdf"),
+        ([str(target), "--epochs", "7"], "nothing that tau-downstream draws has been measured yet"),
+    ):
+        assert cli.main([*words, *last]) == 2 and told in capsys.readouterr().err
+    assert cli.main(["reproduce", "table1", "--figure", str(target)]) == 2
+    assert "table1 is a table" in capsys.readouterr().err
