@@ -10,12 +10,14 @@ from simplicia.errors import UserError
 
 if TYPE_CHECKING:
     from simplicia import bottlenecks, encoders, losses, methods
+    from simplicia.estimator import RunTransformer
     from simplicia.run import load
     from simplicia.sem import SimplicialEmbedding, entropy, simplicial
     from simplicia.train.loop import pretrain
 
 __version__ = "0.1.0"
 __all__ = [
+    "RunTransformer",
     "SimplicialEmbedding",
     "UserError",
     "bottlenecks",
@@ -33,6 +35,7 @@ _ROOMS = {
     "bottlenecks",
     "data",
     "encoders",
+    "estimator",
     "evaluate",
     "export",
     "layers",
@@ -44,6 +47,7 @@ _ROOMS = {
     "train",
 }
 _NAMES = {
+    "RunTransformer": "simplicia.estimator",
     "SimplicialEmbedding": "simplicia.sem",
     "entropy": "simplicia.sem",
     "load": "simplicia.run",

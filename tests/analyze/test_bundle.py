@@ -142,7 +142,7 @@ def test_what_is_done_is_not_done_again(runs, analysed, capsys):
 
 def test_figures_of_several_runs(runs, analysed, tmp_path):
     runs[0].write_result(
-        "probe-sem", {"per_temperature": [{"temperature": 0.0, "accuracy": 5.0, "standard_error": 1.0}]}
+        "probe-cifar-sem", {"per_temperature": [{"temperature": 0.0, "accuracy": 5.0, "standard_error": 1.0}]}
     )
     paths = [str(run.path) for run in runs]
     assert main(["analyze", *paths, *QUICK, "--figures", str(tmp_path)]) == 0

@@ -1,0 +1,72 @@
+"""A run in pipelines of scikit-learn."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+
+import simplicia
+from simplicia import RunTransformer, UserError
+from simplicia.data import datasets
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    small = {"epochs": 1, "batch_size": 500, "encoder": "tiny", "sem.simplices": 8, "image_size": 16}
+    return simplicia.pretrain("byol-sem", data="shapes", out=folder, quiet=True, **small)
+
+
+@pytest.fixture(scope="module")
+def images():
+    found = datasets.load("shapes", "test")
+    kept = found.labels < 3
+    return found.images[kept][:90].numpy(), found.labels[kept][:90].numpy()
+
+
+def test_it_gives_what_the_run_gives(run, images):
+    for layer, temperature in ((None, None), ("sem", 0.1), ("encoder", None), ("embedder", None)):
+        step = RunTransformer(run.path, layer, temperature).fit()
+        found = step.transform(images[0][:5])
+        np.testing.assert_array_equal(found, run.encode(images[0][:5], layer, temperature).numpy())
+        assert found.shape[1] == len(step.get_feature_names_out())
+    sem = RunTransformer(run.path).fit()
+    assert sem.get_feature_names_out()[14] == "simplex1_vertex1"  # of 13 vertices
+
+
+def test_codes_are_a_sparse_matrix_of_ones(run, images):
+    found = RunTransformer(str(run.path), "codes").fit_transform(images[0][:7])
+    codes = run.encode(images[0][:7], "codes")
+    assert found.shape == (7, 8 * 13) and found.nnz == 7 * 8
+    one_hot = torch.nn.functional.one_hot(codes.long(), 13).flatten(1).numpy()
+    np.testing.assert_array_equal(found.toarray(), one_hot)
+
+
+def test_it_is_a_step_of_a_pipeline_and_of_a_search(run, images):
+    pipeline = make_pipeline(RunTransformer(run.path), LogisticRegression(max_iter=500))
+    grid = {"runtransformer__temperature": [0.1, 1.0], "runtransformer__layer": ["sem"]}
+    search = GridSearchCV(pipeline, grid, cv=2).fit(*images)
+    assert len(search.cv_results_["params"]) == 2
+    assert search.score(*images) > 1 / 2
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    np.testing.assert_array_equal(again.predict(images[0][:9]), search.predict(images[0][:9]))
+
+
+def test_parameters_are_scikit_learns_and_mistakes_are_sentences(run, images, tmp_path):
+    step = RunTransformer(run.path, "sem", 0.5)
+    assert clone(step).get_params() == step.get_params()
+    with pytest.raises(NotFittedError):
+        step.transform(images[0])
+    with pytest.raises(UserError, match="is not a run"):
+        RunTransformer(tmp_path).fit()
+    with pytest.raises(UserError, match="layer"):
+        RunTransformer(run, "semm").fit()
+    np.testing.assert_array_equal(
+        RunTransformer(run).fit_transform(images[0][:2]), run.encode(images[0][:2]).numpy()
+    )
