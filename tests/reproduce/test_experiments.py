@@ -19,7 +19,7 @@ from simplicia.reproduce.experiment import Cell, plan
 from simplicia.reproduce.measures import MEASURES
 
 RESULTS = Path(__file__).parents[2] / "results"
-BEYOND = "dino-teacher centred speedrun"  # what the paper does not have
+BEYOND = "dino-short centred speedrun"  # what the paper does not have
 NAMES = """table1 emb-scale hard-discretisation cost tau-pretrain tau-downstream L-sweep V-sweep entropy
 spectrum embedder-bn embedder-type role-of-pretraining encoder-scaling imagenet-scaling robustness transfer
 semi-supervised coherence bound"""
@@ -118,7 +118,7 @@ def test_experiments_share_table1s_runs():
 
 def test_cells_may_have_budgets_of_their_own():
     for name in ("DINO", "DINO + SEM"):  # the recipe's teacher: the run of Table 1
-        short = plan(cell("dino-teacher", f"{name}, 0.9995"), "cifar100")
+        short = plan(cell("dino-short", f"{name}, as in Table 1"), "cifar100")
         assert short.folder == plan(cell("table1", name), "cifar100", epochs=200).folder
     assert {plan(c, "cifar100").complete.epochs for c in get("centred").cells} == {200}
     assert not get("centred").own_budgets and not get("table1").own_budgets
