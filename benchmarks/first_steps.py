@@ -65,6 +65,8 @@ def main() -> None:
     for method in TABLE:
         for tail in ("", "-sem"):
             row = first_step(f"cifar100-{method}{tail}", data.images[: given.batch_size], data.statistics())
+            if tail:
+                row["over_without_sem"] = row["relative_step"] / rows[-1]["relative_step"]
             rows.append(row)
             print({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     if given.json is not None:

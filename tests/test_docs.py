@@ -197,6 +197,21 @@ def test_what_is_said_of_table1_is_so():
         assert f"takes {sem / base:.2f} times as long" in " ".join(page.split())
 
 
+def test_what_is_said_of_first_steps_is_so():
+    import json
+
+    said = " ".join((ROOT / "results/paper/table1.md").read_text().split())
+    rows = json.loads((ROOT / "results/cifar100/first-steps.json").read_text())["rows"]
+    steps = {row["recipe"].removeprefix("cifar100-"): row["relative_step"] for row in rows}
+    for name in ("byol", "barlow", "vicreg"):
+        assert f"{steps[name]:.3f}" == f"{steps[f'{name}-sem']:.3f}" == "0.020" and "it is 0.020 of a" in said
+    longer = {row["recipe"]: row.get("over_without_sem") for row in rows}
+    simclr, moco, dino = (f"{longer[f'cifar100-{n}-sem']:.1f}" for n in ("simclr", "moco", "dino"))
+    told = f"makes it {simclr} times as long in SimCLR, {moco} times in MoCo, {dino} times in DINO"
+    assert told in said
+    assert f"steps of {steps['dino']:.4f} of a weight's length without SEM" in said
+
+
 def test_what_is_said_of_coherence_is_so():
     import json
 
