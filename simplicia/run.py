@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, path: Path, recipe: Recipe, method: Method, state: dict[str, Any]):
         self.path, self.recipe, self.method, self.state = path, recipe, method.eval(), state
-        self.features: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}  # what evaluations computed already
+        self.features: dict[tuple[int, str], tuple[Any, Tensor, Tensor]] = {}  # what evaluations computed
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.recipe.name}, step {self.step} of {self.state['total_steps']})"
@@ -124,12 +124,12 @@ class Run:
 
         return export(self, path, layer, temperature, network)
 
-    def view(self, images: Tensor) -> Tensor:
-        """Images (N, 3, H, W) uint8 as the encoder takes them: centre squares, normalised.
+    def view(self, images: Tensor | Iterable[Any]) -> Tensor:
+        """Images, as ``encode`` takes them, as the encoder does: centre squares, normalised.
 
         Whole ones, or, where the run stores larger ones, their middle.
         """
-        stored = squares(images.to(self.device), self.recipe.stored)
+        stored = squares(as_images(images, self.recipe.stored).to(self.device), self.recipe.stored)
         return eval_view(stored, self.recipe.image_size, self.state["mean"], self.state["std"])
 
     def write_result(self, name: str, result: dict[str, Any], path: str | Path | None = None) -> Path:

@@ -21,7 +21,9 @@ from simplicia.errors import UserError
 if TYPE_CHECKING:
     from PIL import Image
 
-EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# pictures that are not read, and told
+OTHERS = (".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".psd", ".svg")
 # Pillow looks at the content, not the extension; other formats, some of which start programs, are not tried.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 SIZES = (32, 64, 96, 128, 224)
@@ -36,7 +38,7 @@ class Listing:
 
     files: list[Path]
     classes: list[str | None]
-    unread: list[tuple[Path, str]]  # folders that could not be opened
+    unread: list[tuple[Path, str]]  # what could not be opened, and pictures of other formats
 
     @property
     def labelled(self) -> bool:
@@ -118,8 +120,6 @@ def fingerprint(folder: Path) -> str:
 
 def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple[str, str]]]:
     """Every image of a folder, whatever its splits, or one file: images, names, what was skipped."""
-    if path == Path():
-        raise UserError("no folder of images is named; give one ('./' is the current one)")
     if path.is_file():
         files, root, unread = [path], path.parent, []
     elif path.is_dir():
@@ -168,8 +168,13 @@ def _list(folder: Path) -> Listing:
     def look(place: str, folders: list[str], files: list[str]) -> None:
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = Path(place).relative_to(folder).parts
+        if below and "recipe.yaml" in files:  # a run, whose pictures are of these
+            folders.clear()
+            return
         for name in files:
             path = Path(place, name)
+            if path.suffix.lower() in OTHERS and not name.startswith("."):
+                unread.append((path, f"{path.suffix.lower()} is not read; save it as .jpg or .png"))
             if path.suffix.lower() not in EXTENSIONS or name.startswith("."):
                 continue
             try:

@@ -28,6 +28,8 @@ def encode(
         raise UserError(f"--out is {str(out)!r}; it must end in .npz")
     if not path.parent.is_dir():
         raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into")
+    if not str(images):
+        raise UserError("no folder of images is named; give one ('.' is the current one)")
     layer = run.check_layer(layer, temperature)
     batch, files, skipped = folder.read_all(Path(images), run.recipe.stored)
     values = run.encode(batch, layer, temperature, network).numpy()

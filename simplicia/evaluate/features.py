@@ -68,16 +68,24 @@ def check_classes(train: ImageSet, test: ImageSet) -> None:
 
 @torch.no_grad()
 def encoder_features(run: Run, images: Tensor, network: str = "online", batch_size: int = 256) -> Tensor:
-    """The encoder's output for each image, on the run's device; computed once for each set of images."""
-    key = id(images), network
-    if key in run.features:
-        return run.features[key][1]
+    """The encoder's output for each image, on the run's device.
+
+    Computed once for each set of images, and again when these or the encoder have changed.
+    """
     encoder = run.network(network).encoder
+    key, version = (id(images), network), _version(images, *encoder.state_dict(keep_vars=True).values())
+    if key in run.features and run.features[key][0] == version:
+        return run.features[key][2]
     features = torch.cat([encoder(run.view(part)).float() for part in images.split(batch_size)])
     if not features.isfinite().all():
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
-    run.features[key] = images, features  # holding the images keeps their id from being used again
+    run.features[key] = version, images, features  # holding the images keeps their id from being used again
     return features
+
+
+def _version(*tensors: Tensor) -> tuple[tuple[int, int], ...]:
+    """Another one when a tensor is replaced or changed in place."""
+    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
 
 
 def check_labels(images: ImageSet) -> None:

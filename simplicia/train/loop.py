@@ -164,10 +164,15 @@ class Training:
     def go(self) -> None:
         """Train to the end, or until told to stop."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self.fabric.global_rank == 0:
-            self._check_disk()
-            self.lock = place.lock(self.folder)
+        if self.fabric.global_rank > 0:
+            self._train()
+            return
+        self._check_disk()
+        with place.lock(self.folder):
             place.claim(self.folder, self.recipe, self.resume)
+            self._train()
+
+    def _train(self) -> None:
         self.writer = checkpoint.Writer(self.folder / "checkpoint", self.keep)
         self._take_up()
         leader = self.fabric.global_rank == 0
@@ -267,9 +272,10 @@ class Training:
             return
         self.writer.wait()
         newest = checkpoint.latest(self.folder / "checkpoint")
-        kept = f"the last good checkpoint is {newest.name}" if newest else "there was no checkpoint before it"
+        kept = f"the last good checkpoint is {newest.name}" if newest else "no checkpoint came before it"
         raise Diverged(
-            f"the loss became {loss} at step {self.done}; {kept}; a lower --optim.lr usually helps"
+            f"the loss became {loss} at step {self.done}; {kept}; a lower --optim.lr, into another --out, "
+            "usually helps"
         )
 
     def _save(self, loss: float) -> None:

@@ -48,11 +48,14 @@ def claim(folder: Path, recipe: Recipe, resume: bool) -> None:
         raise _taken(folder)
     else:
         check_same(folder, recipe)
+        stored = read_yaml(path)
+        if stored.data != recipe.data:  # moved
+            write_yaml(dataclasses.replace(stored, data=recipe.data), path)
 
 
 def _taken(folder: Path) -> UserError:
     what = "a run" if (folder / "recipe.yaml").exists() else "other files"
-    hint = "add --resume to go on with it, or " if what == "a run" else ""
+    hint = "add --resume (resume=True) to go on with it, or " if what == "a run" else ""
     return UserError(f"{folder} holds {what}; {hint}give another --out")
 
 
@@ -71,12 +74,19 @@ def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Reci
     asked = findable(with_changes(recipe, changes))
     kept, wanted = flat(as_dict(stored)), flat(as_dict(asked))
     for name in sorted(kept.keys() | wanted.keys()):
+        if name == "data" and _moved(stored.data):
+            continue  # that they are the same images is looked at when they are read
         if name not in Recipe.WATCHING and kept.get(name) != wanted.get(name):
             raise UserError(
                 f"{folder} was trained with {name} {kept.get(name)!r}, not {wanted.get(name)!r}; "
                 "resume with the same settings, or give another --out"
             )
     return asked
+
+
+def _moved(data: str) -> bool:
+    """Whether a folder of images is no longer where it was."""
+    return data not in datasets.names() and not Path(data).exists()
 
 
 def check_same(folder: Path, wanted: Recipe) -> None:
@@ -86,6 +96,7 @@ def check_same(folder: Path, wanted: Recipe) -> None:
         f"{name} {kept.get(name)!r}, not {asked.get(name)!r}"
         for name in sorted(kept.keys() | asked.keys())
         if name not in Recipe.WATCHING
+        and not (name == "data" and _moved(kept[name]))
         and (name not in OPEN or asked[name] != OPEN[name])
         and kept.get(name) != asked.get(name)
     ]
@@ -98,7 +109,7 @@ def check_colours(folder: Path, state: dict[str, Any], statistics: tuple[Any, An
     for key, now in zip(("mean", "std"), statistics, strict=True):
         before = state.get(key, now)
         if any(abs(a - b) > 1e-6 for a, b in zip(before, now, strict=True)):
-            shown = [f"({', '.join(f'{x:.4f}' for x in triple)})" for triple in (before, now)]
+            shown = [f"({', '.join(f'{x:.6f}' for x in triple)})" for triple in (before, now)]
             raise UserError(
                 f"{folder} was trained on other images: the {key} of their colours was {shown[0]}, "
                 f"and is {shown[1]}; resume with the same data"

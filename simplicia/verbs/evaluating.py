@@ -84,7 +84,7 @@ def knn(arguments: list[str]) -> None:
     train, test = labelled(run, given.data, given.data_dir)
     found = knn(run, train, test, layer, given.temperature, given.k, network=given.network)
     table(
-        f"{given.k} nearest neighbours, {found['dataset']}, {found['network']} network",
+        f"{found['k']} nearest neighbours, {found['dataset']}, {found['network']} network",
         ["layer", "temperature", "test %", "top-5 %"],
         [
             [

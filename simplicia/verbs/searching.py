@@ -77,7 +77,7 @@ def sweep(arguments: list[str]) -> None:
     folder = given["out"] or f"sweeps/{recipe.name}"
     print(f"written to {folder}/sweep.json, sweep.csv and sweep.svg")
     named, own = flat(as_dict(recipe)), flat(found["plan"]["recipe"])  # also of a sweep taken up again
-    apart = ("name", "holdout", *names)
+    apart = ("name", "holdout", *(["online_every"] if found["plan"]["prune"] else []), *names)
     kept = {k: v for k, v in own.items() if k not in apart and v != named.get(k)} | best["settings"]
     method = best["settings"].get("method", own["method"])
     flags = [f"--{_flag(name, method)} {_words(value)}" for name, value in kept.items()]

@@ -6,6 +6,7 @@ import pickle
 import struct
 import warnings
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from simplicia.data import cifar
+from simplicia.data import cifar, folder
 from simplicia.data.datasets import ImageSet, held_out, load, names, validation
 from simplicia.data.folder import decode
 from simplicia.errors import UserError
@@ -424,6 +425,20 @@ def test_links_to_classes_are_followed_and_none_in_circles(tmp_path):
     assert files == ["a/0.png", "a/1.png", "a/file.png", "b/0.png", "b/1.png"]
     assert found[0].classes == ("a", "b")
     assert [path for path, reason in found[0].skipped if "not followed" in reason] == ["a/loop", "all", "up"]
+
+
+def test_runs_in_a_folder_of_images_are_no_part_of_it_and_other_pictures_are_told(tmp_path, monkeypatch):
+    for name in ("a/1.png", "a/2.jfif", "b/3.jpg", "b/4.png", "runs/x/analysis/thumbnails.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20)).save(tmp_path / name, "JPEG" if "png" not in name else "PNG")
+    (tmp_path / "runs/x/recipe.yaml").write_text("name: x\n")
+    for name in ("a/5.HEIC", "notes.txt"):
+        (tmp_path / name).write_text("?")
+    listing, test, _ = folder.layout(tmp_path)
+    assert test is None and set(listing.classes) == {"a", "b"} and len(listing.files) == 4
+    assert [(path.name, why.split()[0]) for path, why in listing.unread] == [("5.HEIC", ".heic")]
+    monkeypatch.chdir(tmp_path)
+    assert sorted(folder.read_all(Path("."), 8)[1]) == ["a/1.png", "a/2.jfif", "b/3.jpg", "b/4.png"]
 
 
 def test_a_set_of_links_alone_is_a_set(tmp_path):

@@ -221,6 +221,23 @@ def test_other_images_are_not_trained_on(folder, tmp_path, monkeypatch):
         simplicia.pretrain("byol", out=tmp_path / "run", resume=True, quiet=True)
 
 
+def test_a_folder_of_images_may_have_moved(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "photos")
+    small = settings(tmp_path / "photos")
+    whole = simplicia.pretrain("byol-sem", out=tmp_path / "whole", **small)
+    with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted):
+        stop_at(patch, 5)
+        simplicia.pretrain("byol-sem", out=tmp_path / "run", **small)
+    (tmp_path / "photos").rename(tmp_path / "pictures")
+    with pytest.raises(UserError, match="there is no folder"):
+        simplicia.pretrain("byol-sem", out=tmp_path / "run", resume=True, quiet=True)
+    moved = {"data": str(tmp_path / "pictures"), "resume": True, "quiet": True}
+    run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **moved)
+    assert run.finished and run.recipe.data == str(tmp_path / "pictures")
+    for (key, a), b in zip(run.method.state_dict().items(), whole.method.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+
+
 def test_folders_may_be_paths_and_a_cpu_may_be_numbered(folder, tmp_path):
     given = settings(folder, epochs=1) | {"data": folder}
     assert simplicia.pretrain("byol", out=tmp_path / "run", device="cpu:0", **given).finished
@@ -471,6 +488,23 @@ def test_images_may_be_kept_larger_than_views_show(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             simplicia.pretrain("byol-sem", out=tmp_path / "other", **{**small, **changes})
+
+
+def test_a_view_is_of_whatever_encode_takes(run, folder):
+    """Of numbers from 0 to 1 too, and of pictures; features are those of the weights as they are now."""
+    images = simplicia.data.datasets.load("shapes", "test").images[:6]
+    seen = run.view(images)
+    assert torch.equal(run.view(images.float() / 255), seen)
+    assert run.view(sorted(folder.iterdir())[:1]).shape == seen[:1].shape
+    mine = simplicia.load(run.path)
+    before = encoder_features(mine, images)
+    assert encoder_features(mine, images) is before
+    with torch.no_grad():
+        next(mine.method.online.encoder.parameters()).mul_(0.5)
+    after = encoder_features(mine, images)
+    assert not torch.equal(before, after)
+    images[:3] = 0
+    assert not torch.equal(encoder_features(mine, images)[:3], after[:3])
 
 
 def test_encode_gives_each_layer(run, folder):
