@@ -64,12 +64,14 @@ class Run:
         default, layers = _LAYERS[self.recipe.bottleneck]
         layer = default if layer is None else layer
         if layer not in LAYERS:
-            raise unknown("layer", layer, LAYERS)
+            raise unknown("layer", layer, layers)
         if layer not in layers:
             raise UserError(
                 f"{self.path} has no layer {layer!r}: its bottleneck is {self.recipe.bottleneck!r}; "
                 f"it has {', '.join(map(repr, layers))}"
             )
+        if not isinstance(temperature, int | float | Tensor | None):
+            raise UserError(f"temperature is {temperature!r}; it must be a number")
         if temperature is not None and layer != "sem" and not (layer == "codes" and temperature == 0):
             raise UserError(f"temperature is {temperature}, but layer {layer!r} takes none; layer 'sem' does")
         return layer
@@ -227,6 +229,8 @@ def _read(image: Any, size: int) -> Tensor:
     opened = hasattr(image, "convert")
     if not opened and not isinstance(image, str | Path):
         raise UserError(f"an image is a {type(image).__name__}; give paths, PIL images or tensors, all alike")
+    if not opened and Path(image).is_dir():
+        raise UserError(f"{str(image)!r} is a folder; give its files, or use simplicia encode")
     try:
         square = upright_square(image, size) if opened else decode(Path(image), size)
     except Exception as error:  # Pillow raises nearly every exception there is

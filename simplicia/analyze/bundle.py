@@ -55,6 +55,7 @@ from simplicia.analyze.study import Study
 from simplicia.data import datasets
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
+from simplicia.evaluate.results import of_others
 from simplicia.files import whole
 from simplicia.run import Run
 
@@ -79,14 +80,16 @@ def analyze(
     see (by default all; on a CPU 5,000). Returns what ``analysis.json`` holds, and the
     folder. An analysis that is there is done again only if the checkpoint or what is asked for is another.
     """
-    folder = Path(out) if out is not None else run.path / "analysis"
+    of = datasets.identity(data or run.recipe.data)
+    words = of_others(run, of, of if of in datasets.names() else Path(of).name)
+    folder = Path(out) if out is not None else run.path / "-".join(["analysis", *words])
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; --out takes a folder")
     fit_images = fit_images or (FIT_ON_CPU if run.device.type == "cpu" else 10**9)
     asked = {
         "step": run.step,
         "trained_seconds": run.state["seconds"],
-        "data": datasets.identity(data or run.recipe.data),
+        "data": of,
         "files": None,
         "images": images,
         "fit_images": fit_images,

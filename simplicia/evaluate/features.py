@@ -60,6 +60,8 @@ def check_classes(train: ImageSet, test: ImageSet) -> None:
         apart = sorted(set(train.classes) ^ set(test.classes))
         which = f"{_listed(apart)} only in one of them" if apart else "the same names in another order"
         raise UserError(f"the classes of {train.name}'s splits do not match: {which}")
+    if len(train.classes) == 1:
+        raise UserError(f"{train.name} has one class, {train.classes[0]!r}: there is nothing to tell apart")
     unseen = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
     if unseen:
         names = _listed([train.classes[i] for i in unseen])

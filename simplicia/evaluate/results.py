@@ -129,13 +129,18 @@ def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
         words.append(_short(told, "changed"))
     if found.get("sets"):
         words.append(_short("-".join(_plain(str(row["set"])) for row in found["sets"]), "sets"))
-    if found["data"] != run.recipe.data:
-        words.append(_plain(found["dataset"]))
-        if found["data"] != found["dataset"]:  # a folder, and there may be others of its name
-            words.append(hashlib.sha256(found["data"].encode(errors="surrogateescape")).hexdigest()[:6])
+    words += of_others(run, found["data"], found["dataset"])
     if found["network"] != "online":
         words.append(found["network"])
     return "-".join(words)
+
+
+def of_others(run: Run, data: str, called: str) -> list[str]:
+    """What tells files about other images from those about the run's own."""
+    if data == run.recipe.data:
+        return []
+    number = hashlib.sha256(data.encode(errors="surrogateescape")).hexdigest()[:6]
+    return [_plain(called), *([number] if data != called else [])]  # there may be other folders of its name
 
 
 def _short(told: str, kind: str) -> str:

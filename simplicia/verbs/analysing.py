@@ -22,7 +22,11 @@ def analyze(arguments: list[str]) -> None:
         help="training images that the linear classifiers see (default: all; on a CPU 5000)",
     )
     parser.add_argument("--temperature", type=amount, help="of SEM (default: the run's own)")
-    parser.add_argument("--out", metavar="FOLDER", help="where it goes, of one run (default: RUN/analysis)")
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        help="where it goes, of one run (default: RUN/analysis, of other images RUN/analysis-NAME)",
+    )
     parser.add_argument("--figures", metavar="FOLDER", help="every figure as SVG, PNG and CSV goes here")
     parser.add_argument("--again", action="store_true", help="do again what was done for this checkpoint")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")

@@ -166,6 +166,16 @@ def test_figures_of_several_runs(runs, analysed, tmp_path):
     assert mine == curve["coherence"]
 
 
+def test_other_images_do_not_take_the_place_of_the_runs_own(runs, analysed, tmp_path):
+    own = (runs[0].path / "analysis/analysis.json").read_bytes()
+    for i, image in enumerate(load("shapes", "test").images[:12]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i}.png")
+    found, folder = analyze(runs[0], data=str(tmp_path), quiet=True)
+    assert folder.parent == runs[0].path and folder.name.startswith(f"analysis-{tmp_path.name}-")
+    assert found["data"]["images"] == 12 and (runs[0].path / "analysis/analysis.json").read_bytes() == own
+    assert analyze(runs[0], data=str(tmp_path), quiet=True)[0]["provenance"] == found["provenance"]
+
+
 def test_runs_of_one_name_are_told_apart():
     a, b, c = ({"run": {"name": n, "folder": f}} for n, f in (("one", "x"), ("one", "y"), ("two", "x")))
     assert summary.names([a, c]) == ["one", "two"]

@@ -67,7 +67,8 @@ def runs(tmp_path_factory):
     few = ("--images", "300", "--fit-images", "500")
     found = {name: root / name for name in ("sem", "base", "unlabelled")}
     assert main(["analyze", str(root / "sem"), str(root / "base"), *few, *CPU]) == 0
-    assert main(["analyze", str(root / "unlabelled"), "--data", str(pictures), *few, *CPU]) == 0
+    there = "--data", str(pictures), "--out", str(root / "unlabelled/analysis")
+    assert main(["analyze", str(root / "unlabelled"), *there, *few, *CPU]) == 0
     for folder in found.values():
         assert main(["report", str(folder), *CPU]) == 0
     return found

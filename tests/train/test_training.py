@@ -496,6 +496,13 @@ def test_a_view_is_of_whatever_encode_takes(run, folder):
     seen = run.view(images)
     assert torch.equal(run.view(images.float() / 255), seen)
     assert run.view(sorted(folder.iterdir())[:1]).shape == seen[:1].shape
+    for call, words in (
+        (lambda: run.encode(str(folder)), "is a folder; give its files"),
+        (lambda: run.encode(images, temperature="a"), "temperature is 'a'; it must be a number"),
+        (lambda: run.encode(images, "banana"), "unknown layer 'banana'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            call()
     mine = simplicia.load(run.path)
     before = encoder_features(mine, images)
     assert encoder_features(mine, images) is before
