@@ -33,13 +33,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure of the paper has on its axes, by the fields of the rows of its cells."""
+    """What a figure of the paper has on its axes, by the fields of the rows of its cells.
+
+    A point's place is what ``field`` holds, one number or those of a curve, or else the group of the pattern
+    ``cell`` in its cell's name. The name without the pattern is that of the line.
+    """
 
     across: str  # title of the horizontal axis
-    cell: str = (
-        "$"  # a pattern: what of a cell's name is not its line's; without a field its group is the place
-    )
-    field: str = ""  # the place: one number, or those of a curve
+    cell: str = "$"
+    field: str = ""
     up: str = "accuracy"
     title: str = "test accuracy, %"
     log: str = "x"  # axes that are logarithmic
@@ -64,7 +66,7 @@ class Experiment:
 
     @property
     def own_budgets(self) -> bool:
-        """Whether its cells are about different numbers of epochs, so that they belong into one table."""
+        """Whether its cells are about different numbers of epochs, so that they share one table."""
         return len({cell.changes.get("epochs") for cell in self.cells}) > 1
 
     def plan(self, cell: Cell, epochs: int | None = None) -> "Plan":

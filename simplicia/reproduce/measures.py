@@ -137,9 +137,7 @@ def robustness(job: Job) -> list[Row]:
     for part, other in zip([*there, *["corruptions"] * corrupt], found["sets"], strict=True):
         known = ("accuracy", "standard_error", "set", "per_severity", "per_corruption")
         more = {key: other[key] for key in known if key in other}
-        if (
-            "accuracy_among_all" in other
-        ):  # as the paper's benchmark guesses; beside it, among those of the set
+        if "accuracy_among_all" in other:  # as the paper's benchmark guesses
             more |= {key: other[f"{key}_among_all"] for key in ("accuracy", "standard_error")}
             more["accuracy_among_present"] = other["accuracy"]
         rows.append({"part": part, **row, "standard_error": None, **more})
