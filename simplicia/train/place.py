@@ -72,7 +72,7 @@ def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Reci
             )
         recipe = stored
     asked = findable(with_changes(recipe, changes))
-    kept, wanted = flat(as_dict(stored)), flat(as_dict(asked))
+    kept, wanted = _settings(stored), _settings(asked)
     for name in sorted(kept.keys() | wanted.keys()):
         if name == "data" and _moved(stored.data):
             continue  # that they are the same images is looked at when they are read
@@ -84,6 +84,14 @@ def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Reci
     return asked
 
 
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """All settings by name; a second temperature that is not given is the first."""
+    found = flat(as_dict(recipe))
+    if found["sem.second_temperature"] is None:
+        found["sem.second_temperature"] = found["sem.temperature"]
+    return found
+
+
 def _moved(data: str) -> bool:
     """Whether a folder of images is no longer where it was."""
     return data not in datasets.names() and not Path(data).exists()
@@ -91,7 +99,7 @@ def _moved(data: str) -> bool:
 
 def check_same(folder: Path, wanted: Recipe) -> None:
     """A UserError unless the run in a folder is of a recipe, in all that makes it what it is."""
-    kept, asked = flat(as_dict(read_yaml(folder / "recipe.yaml"))), flat(as_dict(findable(wanted)))
+    kept, asked = _settings(read_yaml(folder / "recipe.yaml")), _settings(findable(wanted))
     differ = [
         f"{name} {kept.get(name)!r}, not {asked.get(name)!r}"
         for name in sorted(kept.keys() | asked.keys())

@@ -221,6 +221,18 @@ def test_other_images_are_not_trained_on(folder, tmp_path, monkeypatch):
         simplicia.pretrain("byol", out=tmp_path / "run", resume=True, quiet=True)
 
 
+def test_a_second_temperature_that_is_the_first_is_none_of_its_own(tmp_path):
+    from simplicia.train import place, recipes
+    from simplicia.train.recipe import write_yaml
+    from simplicia.train.settings import with_changes
+
+    recipe = recipes.get("cifar100-byol-sem")
+    write_yaml(with_changes(recipe, {"sem.second_temperature": 1.0}), tmp_path / "recipe.yaml")
+    place.check_same(tmp_path, recipe)
+    with pytest.raises(UserError, match=r"sem.second_temperature 1.0, not 0.5"):
+        place.check_same(tmp_path, with_changes(recipe, {"sem.second_temperature": 0.5}))
+
+
 def test_a_folder_of_images_may_have_moved(folder, tmp_path, monkeypatch):
     shutil.copytree(folder, tmp_path / "photos")
     small = settings(tmp_path / "photos")
