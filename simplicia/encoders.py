@@ -29,6 +29,19 @@ def names() -> list[str]:
     return list(_RESNETS)
 
 
+def check(name: str) -> None:
+    """A UserError if there is no encoder of that name."""
+    if name in names():
+        return
+    import timm
+
+    own_name = name.removeprefix("timm/")
+    if not timm.is_model(own_name.split(".")[0]):
+        everything = sorted({*names(), *timm.list_models()})
+        near = difflib.get_close_matches(own_name, everything, n=3, cutoff=0.5)
+        raise unknown("encoder", name, near or names())
+
+
 def create(
     name: str,
     stem: Literal["small", "imagenet"] = "small",
@@ -167,9 +180,6 @@ class _TimmEncoder(nn.Module):
 def _from_timm(name: str, pretrained: bool, **options) -> nn.Module:
     import timm
 
+    check(name)
     own_name = name.removeprefix("timm/")
-    if not timm.is_model(own_name.split(".")[0]):
-        everything = sorted({*names(), *timm.list_models()})
-        near = difflib.get_close_matches(own_name, everything, n=3, cutoff=0.5)
-        raise unknown("encoder", name, near or names())
     return _TimmEncoder(timm.create_model(own_name, pretrained=pretrained, num_classes=0, **options))

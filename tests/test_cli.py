@@ -52,6 +52,11 @@ def fails(capsys, *words):
         ("pretrain shapes-moco --moco.queue -1", "moco.queue is -1"),
         ("pretrain shapes-moco --moco.temperature 0", "must be positive"),
         ("pretrain shapes-byol-sem --sem.second-temperature -1", "second_temperature is -1"),
+        (
+            "pretrain byol --data nowhere --encoder banana",
+            "unknown encoder 'banana'",
+        ),  # before images are read
+        ("sweep shapes-byol-sem --grid encoder=tiny,banana", "unknown encoder 'banana'"),
         ("pretrain shapes-byol --stem-padding -1", "stem_padding is -1"),
         ("pretrain shapes-byol --encoder resnet18.nonsense", "(nonsense)"),
         ("pretrain shapes-byol --engine fast", "'eager'"),

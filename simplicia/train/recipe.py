@@ -129,6 +129,8 @@ class Recipe:
                 raise UserError(f"optim.{field_.name} is {value}; it must be a finite number, not negative")
         if not self.checkpoint_minutes > 0:
             raise UserError(f"checkpoint_minutes is {self.checkpoint_minutes}; it must be positive")
+        if self.encoder != "auto":
+            encoders.check(self.encoder)
         if self.bottleneck not in bottlenecks.names():
             raise unknown("bottleneck", self.bottleneck, bottlenecks.names())
         self._validate_options()
