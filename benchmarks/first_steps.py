@@ -19,10 +19,12 @@ from simplicia.provenance import commit, versions
 from simplicia.train import recipes
 from simplicia.train.recipes import TABLE
 
+SEED = 0
+
 
 def first_step(name: str, images: torch.Tensor, statistics_: tuple) -> dict:
     recipe = recipes.get(name)
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     method = recipe.build().train()
     views = Views(recipe.views, recipe.image_size, *statistics_)(images)
     method.schedule(0, 1, 10)  # past what is frozen at first
@@ -70,7 +72,12 @@ def main() -> None:
             rows.append(row)
             print({k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     if given.json is not None:
-        about = {"batch_size": given.batch_size, "commit": commit(), **versions(torch.device("cpu"))}
+        about = {
+            "batch_size": given.batch_size,
+            "seed": SEED,
+            "commit": commit(),
+            **versions(torch.device("cpu")),
+        }
         given.json.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from simplicia.evaluate.logistic import Codes
 from simplicia.run import Run, load
 
 
@@ -39,8 +40,8 @@ class RunTransformer(TransformerMixin, BaseEstimator):
     def transform(self, images: Iterable[Any]) -> Any:
         """(N, features): an array, or of codes a sparse matrix."""
         check_is_fitted(self)
-        found = self.run_.encode(images, self.layer_, self.temperature, self.network, self.batch_size).numpy()
-        return _one_hot(found, self._vertices) if self.layer_ == "codes" else found
+        found = self.run_.encode(images, self.layer_, self.temperature, self.network, self.batch_size)
+        return Codes(found, self._vertices).sparse() if self.layer_ == "codes" else found.numpy()
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Simplices and their vertices by number where there are some, else the layer's features."""
@@ -58,13 +59,3 @@ class RunTransformer(TransformerMixin, BaseEstimator):
     def _vertices(self) -> int:
         bottleneck: Any = self.run_.network(self.network).bottleneck
         return int(bottleneck.vertices)
-
-
-def _one_hot(codes: np.ndarray, vertices: int) -> Any:
-    """Of codes (N, simplices) the matrix (N, simplices * vertices) of float32."""
-    from scipy.sparse import csr_array
-
-    n, simplices = codes.shape
-    columns = codes.astype(np.int64) + vertices * np.arange(simplices)
-    ends = np.arange(0, n * simplices + 1, simplices)
-    return csr_array((np.ones(columns.size, np.float32), columns.ravel(), ends), (n, simplices * vertices))

@@ -312,3 +312,13 @@ def test_pretrain_holds_out_and_tells_who_watches(folder, tmp_path):
     assert torch.bincount(held.labels).min() >= 4
     for accuracy in seen[0][1].values():
         assert accuracy * len(held) / 100 == pytest.approx(round(accuracy * len(held) / 100))
+
+
+def test_what_is_told_to_do_next_has_no_probes_that_only_pruning_wanted(folder, tmp_path, capsys):
+    small = "--epochs 1 --batch-size 16 --image-size 16 --encoder tiny --sem.simplices 4 --byol.hidden 16"
+    words = f"--data {folder} --out {tmp_path / 's'} {small} --probe-epochs 1 --device cpu".split()
+    search = ["--search", "optim.lr=0.1..1", "--trials", "1", "--quiet"]
+    assert cli.main(["sweep", "byol-sem", *words, *search]) == 0
+    (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next, on all"))
+    assert json.loads((tmp_path / "s/sweep.json").read_text())["plan"]["recipe"]["online_every"] == 1
+    assert "--optim.lr " in told and "online" not in told

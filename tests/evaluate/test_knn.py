@@ -1,5 +1,7 @@
 """Nearest neighbours: votes against scikit-learn, chunks against the whole, codes without their one-hots."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+import simplicia
 from simplicia import neighbours
+from simplicia.cli import main
 from simplicia.evaluate import knn
 from simplicia.neighbours import cosine, nearest, overlap, vote
 
@@ -23,6 +27,15 @@ def test_on_every_layer(run, sets, layer):
 def test_of_fewer_images_than_k_all_vote(run, sets):
     found, every = (knn(run, *sets, "encoder", k=k) for k in (10**6, len(sets[0])))
     assert found["k"] == len(sets[0]) and found["accuracy"] == every["accuracy"]
+
+
+def test_the_neighbours_that_voted_are_told(tmp_path, capsys):
+    small = {"epochs": 1, "batch_size": 500, "sem.simplices": 8, "quiet": True}
+    run = simplicia.pretrain("shapes-byol-sem", out=tmp_path / "run", **small)
+    assert main(["knn", str(run.path), "--data", "digits", "--k", "100000", "--device", "cpu"]) == 0
+    (result,) = (run.path / "results").glob("knn-*.json")
+    voted = json.loads(result.read_text())["k"]
+    assert voted < 100_000 and f"{voted} nearest neighbours" in capsys.readouterr().out
 
 
 def test_overlap_of_codes_is_the_cosine_of_their_one_hots(run, sets):
