@@ -100,7 +100,7 @@ def test_an_empty_folder_is_an_error_before_training(capsys, tmp_path):
 
 def test_a_real_process_prints_no_traceback():
     done = subprocess.run(
-        [sys.executable, "-m", "simplicia.cli", "pretrain", "shapes-boyl"], capture_output=True, text=True
+        [sys.executable, "-m", "simplicia", "pretrain", "shapes-boyl"], capture_output=True, text=True
     )
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("simplicia: unknown recipe 'shapes-boyl'; did you mean 'shapes-byol'")
@@ -205,7 +205,7 @@ def test_a_damaged_checkpoint_is_named(run, tmp_path, capsys):
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
-    words = [sys.executable, "-m", "simplicia.cli", "pretrain", "shapes-byol-sem", "--out", "run", *TINY]
+    words = [sys.executable, "-m", "simplicia", "pretrain", "shapes-byol-sem", "--out", "run", *TINY]
     limited = f"ulimit -f 500 && exec {shlex.join(words)}"  # no file can grow beyond 500 kB
     done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
