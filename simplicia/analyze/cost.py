@@ -104,7 +104,7 @@ def cost_of(recipe: Recipe) -> Cost:
         raise UserError(f"recipe {recipe.name!r} chooses {', '.join(left)} from the images; give {given}")
     recipe.validate()
     with torch.device("meta"):
-        return cost(recipe.build(), recipe.image_size)
+        return cost(recipe.build(), recipe.viewed)
 
 
 def paper_table() -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ def checkpoint_bytes(recipe: Recipe) -> int:
 def cost(recipe: Recipe) -> Cost:
     """What the model of a recipe costs; many recipes have the same model."""
     model = recipe.method, recipe.bottleneck, recipe.encoder, recipe.sem.simplices, recipe.sem.vertices
-    key = (*model, recipe.sem.embedder, recipe.sem.norm, recipe.sem.blocks)
+    key = (*model, recipe.viewed, recipe.sem.embedder, recipe.sem.norm, recipe.sem.blocks)
     if key not in _COSTS:
         _COSTS[key] = cost_of(recipe)
     return _COSTS[key]

@@ -63,6 +63,7 @@ def fit(
             f"batch_size is {recipe.batch_size}, but {images.name} has {len(images)} images; "
             f"give --batch-size {len(images)} or less"
         )
-    if recipe.stem == "imagenet" and recipe.encoder in encoders.names() and size < 32:
-        raise UserError(f"images of {size} pixels are too small for the imagenet stem; give --stem small")
+    least = min(recipe.image_size, recipe.viewed)
+    if recipe.stem == "imagenet" and recipe.encoder in encoders.names() and least < 32:
+        raise UserError(f"images of {least} pixels are too small for the imagenet stem; give --stem small")
     return recipe, notes

@@ -104,7 +104,7 @@ class Training:
         self.statistics = images.statistics()
         kind = place_images(images.images, fabric.device, recipe.images_on)
         data = kind(images.images, recipe.batch_size, recipe.seed, fabric.device, fabric.global_rank, world)
-        views = Views(recipe.views, recipe.image_size, *self.statistics)
+        views = Views(recipe.views, recipe.viewed, *self.statistics)
         self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
         self.resume = False  # whether a run may be there already

@@ -64,7 +64,8 @@ class Recipe:
     name: str = "custom"
     data: str = "shapes"  # a data set's name or a folder of images
     data_dir: str | None = None  # where standard data sets lie (None: SIMPLICIA_DATA)
-    image_size: int = 32  # side of the square views (0: chosen from the images)
+    image_size: int = 32  # side of the square images that the encoder is given (0: chosen from the images)
+    view_size: int = 0  # side of the views in training; smaller ones train faster (0: image_size)
     stored_size: int = 0  # side at which files of images are kept, for views to be cut from (0: image_size)
     method: str = "byol"
     bottleneck: str = "sem"
@@ -108,6 +109,7 @@ class Recipe:
             ("micro_batch", 0),
             ("image_size", 0),
             ("stored_size", 0),
+            ("view_size", 0),
             ("log_every", 1),
             ("online_every", 0),
         ):
@@ -186,6 +188,11 @@ class Recipe:
         return self.stored_size or self.image_size
 
     @property
+    def viewed(self) -> int:
+        """The side of the views in training (0: chosen from the images)."""
+        return self.view_size or self.image_size
+
+    @property
     def at_once(self) -> int:
         """How many images are in the networks at once: a micro-batch, or the whole batch."""
         if not 0 < self.micro_batch < self.batch_size:
@@ -228,9 +235,15 @@ class Recipe:
         if self.encoder in encoders.names():
             return encoders.create(self.encoder, self.stem, self.stem_padding)  # type: ignore[arg-type]
         try:  # transformers are built for a size of image, other models take any
-            return encoders.create(self.encoder, img_size=self.image_size)
+            built = encoders.create(self.encoder, img_size=self.image_size)
         except TypeError:
             return encoders.create(self.encoder)
+        if self.viewed != self.image_size:
+            raise UserError(
+                f"view_size is {self.view_size}, but encoder {self.encoder!r} takes one size of images; "
+                f"leave view_size out, or give it image_size, {self.image_size}"
+            )
+        return built
 
 
 def write_yaml(recipe: Recipe, path: Path) -> None:

@@ -99,6 +99,14 @@ def test_every_method_and_bottleneck_is_counted_without_memory(name, bottleneck)
     assert found.flops > 0 and list(found.parts)[:3] == ["encoder", "bottleneck", "projector"]
 
 
+def test_smaller_views_cost_less_and_need_the_same_weights():
+    whole = recipes.get("cifar100-byol-sem")
+    small = with_changes(whole, {"view_size": 24})
+    assert cost_of(small).parameters == cost_of(whole).parameters
+    encoders_flops = [cost_of(recipe).parts["encoder"].flops for recipe in (small, whole)]
+    assert encoders_flops[0] / encoders_flops[1] == pytest.approx(24**2 / 32**2, rel=0.01)
+
+
 def test_a_vector_quantisers_distances_are_counted():
     encoder = encoders.create("tiny")
     vq = bottlenecks.create("vq", 128, simplices=4, vertices=8, dimensions=3)

@@ -16,9 +16,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import simplicia
 from simplicia import cli, methods
+from simplicia.encoders import ResNet
 from simplicia.errors import Diverged, UserError
 from simplicia.evaluate.features import encoder_features, labelled
 from simplicia.train import checkpoint, devices
@@ -497,6 +499,31 @@ def test_images_may_be_kept_larger_than_views_show(tmp_path):
         ({"stored_size": 16}, "stored_size is 16 and image_size 28"),
         ({"image_size": 0}, "stored_size is 32 and image_size 0"),
         ({"data": "digits"}, "stored_size is for files of images; digits has a size of its own"),
+    ):
+        with pytest.raises(UserError, match=words):
+            simplicia.pretrain("byol-sem", out=tmp_path / "other", **{**small, **changes})
+
+
+def test_views_in_training_may_be_smaller_than_what_is_measured(folder, tmp_path):
+    small = settings(folder, epochs=1, view_size=12)
+    seen = []
+
+    def look(module, inputs):
+        if isinstance(module, ResNet):
+            seen.append(tuple(inputs[0].shape[2:]))
+
+    watched = register_module_forward_pre_hook(look)
+    try:
+        run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **small)
+    finally:
+        watched.remove()
+    assert set(seen) == {(12, 12)}
+    assert run.view(sorted(folder.iterdir())[:1]).shape[2:] == (16, 16)
+    assert simplicia.load(run.path).recipe.view_size == 12
+    for changes, words in (
+        ({"encoder": "vit_tiny_patch16_224", "image_size": 32}, "view_size is 12, but encoder 'vit_tiny"),
+        ({"stem": "imagenet", "image_size": 32}, "images of 12 pixels are too small for the imagenet stem"),
+        ({"view_size": -1}, "view_size is -1"),
     ):
         with pytest.raises(UserError, match=words):
             simplicia.pretrain("byol-sem", out=tmp_path / "other", **{**small, **changes})
