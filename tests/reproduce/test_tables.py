@@ -109,7 +109,7 @@ def test_cells_with_budgets_of_their_own_share_a_table(tmp_path):
     assert "| Barlow Twins | 61.3 ± 0.5 | 80 | 90 |" in text
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "speedrun.json").write_text(json.dumps([long, short]))
-    assert "speedrun (2 of 6 cells)." in page(tmp_path, tmp_path / "page.md")
+    assert "speedrun (4 of 6 cells)." in page(tmp_path, tmp_path / "page.md")
 
 
 def test_a_note_that_all_rows_have_is_said_once():
