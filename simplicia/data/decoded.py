@@ -6,9 +6,11 @@ change: the pixels as an array that is mapped into memory, and in JSON which fil
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,25 +18,35 @@ import numpy as np
 from simplicia.errors import UserError
 from simplicia.files import remove_leftovers, whole
 
-VERSION = 1  # of how images are decoded: another one is another digest
-Skipped = list[tuple[Path, str]]
+VERSION = 2  # of how images are decoded: another one is another digest
+
+
+@dataclass
+class Contents:
+    """Of a list of files: which could be read, the width / height of these, what is wrong with the others."""
+
+    readable: list[int] = field(default_factory=list)
+    aspects: list[float] = field(default_factory=list)
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
+    lasting: bool = True  # no: a file that could not be opened may be readable another time
 
 
 class _Passing(Exception):
-    """Images, which ones, what was skipped: not to be kept. Mapped, they outlive their file."""
+    """Images and their contents: not to be kept. Mapped, they outlive their file."""
 
 
 def kept(
     place: Path,
     files: list[Path],
     size: int,
-    decode: Callable[[np.ndarray], tuple[list[int], Skipped, bool]],
-) -> tuple[np.ndarray, list[int], Skipped]:
+    decode: Callable[[np.ndarray], Contents],
+    whole_pictures: bool = False,
+) -> tuple[np.ndarray, Contents]:
     """The images of files as kept in a folder, which ``decode`` fills in if they are not there yet.
 
-    It says as well whether that may be kept: a file that could not be opened may be readable another time.
+    What it says will not last is not kept.
     """
-    name = digest(files, size)
+    name = digest(files, size, whole_pictures)
     pixels, about = place / f"{name}.npy", place / f"{name}.json"
     shape = len(files), 3, size, size
     found = _read(pixels, about, shape)
@@ -46,13 +58,17 @@ def kept(
             with whole(pixels) as temporary:
                 written = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
                 _allocate(temporary)
-                readable, skipped, lasting = decode(written)
+                contents = decode(written)
                 written.flush()
-                if not lasting:
-                    raise _Passing(written[: len(readable)], readable, skipped)
+                if not contents.lasting:
+                    raise _Passing(written[: len(contents.readable)], contents)
                 del written  # some systems rename no file that is mapped
             with whole(about) as temporary:
-                said = {"readable": readable, "skipped": [[str(path), why] for path, why in skipped]}
+                said = {
+                    "readable": contents.readable,
+                    "aspects": contents.aspects,
+                    "skipped": [[str(path), why] for path, why in contents.skipped],
+                }
                 temporary.write_text(json.dumps(said), encoding="utf-8")
         except _Passing as found_once:
             return found_once.args
@@ -63,27 +79,30 @@ def kept(
         found = _read(pixels, about, shape)
         if found is None:
             raise UserError(f"{pixels} (SIMPLICIA_CACHE) was written, and is gone or changed; try again")
-    array, readable, skipped = found
-    return array[: len(readable)], readable, skipped
+    array, contents = found
+    return array[: len(contents.readable)], contents
 
 
-def _read(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, list[int], Skipped] | None:
+def _read(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, Contents] | None:
     """What is kept; None if there is nothing, or something else."""
     try:
         array = np.load(pixels, mmap_mode="c", allow_pickle=False)
         said = json.loads(about.read_text(encoding="utf-8"))
         readable = [int(i) for i in said["readable"]]
+        aspects = [float(a) for a in said["aspects"]]
         skipped = [(Path(path), str(why)) for path, why in said["skipped"]]
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
-    if array.shape != shape or array.dtype != np.uint8 or len(readable) + len(skipped) != shape[0]:
+    counts = len(aspects), len(readable) + len(skipped)
+    if array.shape != shape or array.dtype != np.uint8 or counts != (len(readable), shape[0]):
         return None
-    return (array, readable, skipped) if all(0 <= i < shape[0] for i in readable) else None
+    sound = all(0 <= i < shape[0] for i in readable) and all(0 < a < math.inf for a in aspects)
+    return (array, Contents(readable, aspects, skipped)) if sound else None
 
 
-def digest(files: list[Path], size: int) -> str:
-    """Another one for other files, for a change of one, and for another size."""
-    found = hashlib.sha256(f"{VERSION} {size}".encode())
+def digest(files: list[Path], size: int, whole_pictures: bool = False) -> str:
+    """Another one for other files, for a change of one, and for another size or part of the pictures."""
+    found = hashlib.sha256(f"{VERSION} {size} {whole_pictures}".encode())
     for path in files:
         try:
             about = path.stat()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from simplicia.data.datasets import ImageSet, held_out
-from simplicia.data.decoded import digest, kept
+from simplicia.data.decoded import Contents, digest, kept
 from simplicia.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,9 +46,16 @@ class Listing:
 
 
 def load(
-    folder: Path, split: str, size: int | None = None, progress: Callable[[int, int], None] | None = None
+    folder: Path,
+    split: str,
+    size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    whole: bool = False,
 ) -> ImageSet:
-    """The images of a folder, `size` pixels wide (None: as suits them); `layout` says what a split is."""
+    """The images of a folder, `size` pixels wide (None: as suits them); `layout` says what a split is.
+
+    Their centre squares, or, if `whole`, all that is in them, squeezed into squares.
+    """
     if size is not None and not 8 <= size <= 1024:
         raise UserError(f"the images of a folder can be brought to a size from 8 to 1024 pixels, not {size}")
     train, test, _ = layout(folder)
@@ -67,25 +74,26 @@ def load(
     if not files:
         raise UserError(f"{str(folder)!r} has no class of two images or more, so none is left for {split}")
 
-    images, readable, skipped = decode_all(files, size, progress)
-    if not readable:
-        path, reason = skipped[0]
+    images, found = decode_all(files, size, progress, whole)
+    if not found.readable:
+        path, reason = found.skipped[0]
         raise UserError(f"none of the {len(files)} images can be read, such as {str(path)!r}: {reason}")
-    skipped = sorted(chosen.unread + skipped)
+    skipped = sorted(chosen.unread + found.skipped)
     names: list[str] = []
     labels = None
     if chosen.labelled:
         # Of both splits together, so that a class has the same number in either.
         names = sorted({name for name in train.classes + (test or train).classes if name is not None})
         number: dict[str | None, int] = {name: i for i, name in enumerate(names)}
-        labels = torch.tensor([number[classes[i]] for i in readable])
+        labels = torch.tensor([number[classes[i]] for i in found.readable])
     return ImageSet(
         name=folder.resolve().name,
         source=str(folder.resolve()),
         images=images,
         labels=labels,
         classes=tuple(names),
-        files=tuple(files[i].relative_to(folder).as_posix() for i in readable),
+        aspects=torch.tensor(found.aspects) if whole else None,
+        files=tuple(files[i].relative_to(folder).as_posix() for i in found.readable),
         skipped=tuple((path.relative_to(folder).as_posix(), reason) for path, reason in skipped),
     )
 
@@ -129,13 +137,12 @@ def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple
         raise UserError(f"there is no folder or image {str(path)!r}")
     if not files:
         raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
-    images, readable, skipped = decode_all(files, size, None)
-    if not readable:
-        raise UserError(
-            f"none of the {len(files)} images can be read, such as {skipped[0][0]}: {skipped[0][1]}"
-        )
-    named = [(file.relative_to(root).as_posix(), reason) for file, reason in sorted(unread + skipped)]
-    return images, [files[i].relative_to(root).as_posix() for i in readable], named
+    images, found = decode_all(files, size)
+    if not found.readable:
+        file, reason = found.skipped[0]
+        raise UserError(f"none of the {len(files)} images can be read, such as {file}: {reason}")
+    named = [(file.relative_to(root).as_posix(), reason) for file, reason in sorted(unread + found.skipped)]
+    return images, [files[i].relative_to(root).as_posix() for i in found.readable], named
 
 
 def layout(folder: Path) -> tuple[Listing, Listing | None, str | None]:
@@ -213,47 +220,49 @@ def suitable_size(files: list[Path]) -> int:
 
 
 def decode_all(
-    files: list[Path], size: int, progress: Callable[[int, int], None] | None
-) -> tuple[torch.Tensor, list[int], list[tuple[Path, str]]]:
+    files: list[Path],
+    size: int,
+    progress: Callable[[int, int], None] | None = None,
+    whole: bool = False,
+) -> tuple[torch.Tensor, Contents]:
     """The images that can be read, which ones they are, and what is wrong with the others."""
     from PIL import UnidentifiedImageError
 
-    def attempt(path: Path) -> np.ndarray | tuple[str, bool]:
-        """The image, or what is wrong, and whether with the file itself."""
+    def attempt(path: Path) -> tuple[np.ndarray, float] | tuple[str, bool]:
+        """The image and its aspect, or what is wrong, and whether with the file itself."""
         try:
-            return decode(path, size)
+            return _decode(path, size, whole)
         except UnidentifiedImageError:
             return "not an image of a known format", True
         except Exception as error:  # Pillow raises nearly every exception there is
             outside = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
             return getattr(error, "strerror", None) or str(error) or type(error).__name__, not outside
 
-    def fill(images: np.ndarray) -> tuple[list[int], list[tuple[Path, str]], bool]:
-        readable: list[int] = []
-        skipped: list[tuple[Path, str]] = []
-        lasting = True
+    def fill(images: np.ndarray) -> Contents:
+        found = Contents()
         executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
         try:
-            for i, result in enumerate(executor.map(attempt, files)):
-                if isinstance(result, tuple):
-                    skipped.append((files[i], result[0]))
-                    lasting = lasting and result[1]
+            for i, (result, more) in enumerate(executor.map(attempt, files)):
+                if isinstance(result, str):
+                    found.skipped.append((files[i], result))
+                    found.lasting = found.lasting and bool(more)
                 else:
-                    images[len(readable)] = result.transpose(2, 0, 1)
-                    readable.append(i)
+                    images[len(found.readable)] = result.transpose(2, 0, 1)
+                    found.readable.append(i)
+                    found.aspects.append(more)
                 if progress is not None:
                     progress(i + 1, len(files))
         finally:
             executor.shutdown(cancel_futures=True)
-        return readable, skipped, lasting
+        return found
 
     if place := os.environ.get("SIMPLICIA_CACHE"):
-        images, readable, skipped = kept(Path(place).expanduser(), files, size, fill)
+        images, found = kept(Path(place).expanduser(), files, size, fill, whole)
     else:
         _check_memory(len(files), size)
         images = np.empty((len(files), 3, size, size), dtype=np.uint8)
-        readable, skipped, _ = fill(images)
-    return torch.from_numpy(images[: len(readable)]), readable, skipped
+        found = fill(images)
+    return torch.from_numpy(images[: len(found.readable)]), found
 
 
 def _check_memory(count: int, size: int) -> None:
@@ -277,27 +286,42 @@ def _open(path: Path) -> "Image.Image":
 
 def decode(path: Path, size: int) -> np.ndarray:
     """The centre square of an image file, upright, in RGB: (size, size, 3) uint8."""
+    return _decode(path, size)[0]
+
+
+def _decode(path: Path, size: int, whole: bool = False) -> tuple[np.ndarray, float]:
     with _open(path) as image:
         # A JPEG can be decoded without its finest detail; twice the size leaves enough to resize well.
         enlarged = 2 * size / min(image.size)
         image.draft("RGB", (round(image.width * enlarged), round(image.height * enlarged)))
-        return upright_square(image, size)
+        return _upright(image, size, whole)
 
 
 def upright_square(image: "Image.Image", size: int) -> np.ndarray:
     """The centre square of an opened image, as ``decode`` gives that of a file."""
+    return _upright(image, size)[0]
+
+
+def _upright(image: "Image.Image", size: int, whole: bool = False) -> tuple[np.ndarray, float]:
+    """The centre square of a picture, or the whole of it made square, upright; and its width / height."""
     from PIL import Image
 
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels are too many")
     image.load()
     orientation = _orientation(image)  # after loading, which turns some formats upright by itself
-    # Cut before all else: a picture 1 pixel high and 5,000 wide would be huge once resized.
-    short = min(image.size)
-    left, top = (image.width - short) // 2, (image.height - short) // 2
-    square = _to_rgb(image.crop((left, top, left + short, top + short)))
-    square = square.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return np.asarray(square if orientation is None else square.transpose(orientation))
+    aspect = image.width / image.height
+    if not whole:
+        # Cut before all else: a picture 1 pixel high and 5,000 wide would be huge once resized.
+        short = min(image.size)
+        left, top = (image.width - short) // 2, (image.height - short) // 2
+        image = image.crop((left, top, left + short, top + short))
+    square = _to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    if orientation is None:
+        return np.asarray(square), aspect
+    turn = Image.Transpose
+    sideways = orientation in (turn.TRANSPOSE, turn.TRANSVERSE, turn.ROTATE_90, turn.ROTATE_270)
+    return np.asarray(square.transpose(orientation)), 1 / aspect if sideways else aspect
 
 
 def _orientation(image: "Image.Image") -> "Image.Transpose | None":

@@ -32,6 +32,7 @@ def load(
     data_dir: str | os.PathLike[str] | None,
     size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    whole: bool = False,
 ) -> ImageSet:
     """The train images, or as test images those of val."""
     root = _root(name, data_dir)
@@ -40,7 +41,7 @@ def load(
         raise UserError(
             f"{name} needs the folder {str(root / 'val')!r} beside train; there is none with images"
         )
-    found = folder.load(root, split, size, progress)
+    found = folder.load(root, split, size, progress, whole)
     if found.labels is None:
         where = root / ("train" if split == "train" else "val")
         raise UserError(

@@ -10,9 +10,17 @@ class Resident:
     places: Tensor | None = None  # where in ``images`` every batch lies, if there is such a place
 
     def __init__(
-        self, images: Tensor, batch_size: int, seed: int, device: torch.device, rank: int = 0, world: int = 1
+        self,
+        images: Tensor,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+        aspects: Tensor | None = None,
     ):
         self.images = self._placed(images, device)
+        self.aspects = None if aspects is None else self._placed(aspects, device)
         self.batch_size, self.seed, self.rank, self.world = batch_size, seed, rank, world
         self.count, self.batches = len(images), len(images) // batch_size
         self.epoch = -1
@@ -32,9 +40,13 @@ class Resident:
         """Where in ``images`` those of a step are."""
         return indices
 
-    def _placed(self, images: Tensor, device: torch.device) -> Tensor:
-        """What is on the device."""
-        return images.to(device)
+    def take(self, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The images at places that ``fetch`` said, and their aspects, if they have such."""
+        return self.images[places], None if self.aspects is None else self.aspects[places]
+
+    def _placed(self, what: Tensor, device: torch.device) -> Tensor:
+        """What of the images, or of their aspects, is on the device."""
+        return what.to(device)
 
     def _ordered(self, order: Tensor) -> Tensor:
         """An epoch's order, where images are gathered."""

@@ -16,10 +16,17 @@ class Streamed(Resident):
     """
 
     def __init__(
-        self, images: Tensor, batch_size: int, seed: int, device: torch.device, rank: int = 0, world: int = 1
+        self,
+        images: Tensor,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+        aspects: Tensor | None = None,
     ):
-        self.host, self.mine = images, batch_size // world
-        super().__init__(images, batch_size, seed, device, rank, world)
+        self.host, self.host_aspects, self.mine = images, aspects, batch_size // world
+        super().__init__(images, batch_size, seed, device, rank, world, aspects)
         self.places: Tensor = torch.arange(self.mine, device=device)
         pinned = device.type == "cuda"
         self.buffers = [torch.empty(self.images.shape, dtype=torch.uint8, pin_memory=pinned) for _ in "ab"]
@@ -31,6 +38,8 @@ class Streamed(Resident):
         if self.ahead is None or self.ahead[0] != step:
             self.ahead = self._ask(step, indices)
         self.images.copy_(self.ahead[1].result(), non_blocking=True)
+        if self.aspects is not None and self.host_aspects is not None:
+            self.aspects.copy_(self.host_aspects[indices], non_blocking=True)
         copied = self.copied[step % 2]
         if copied is not None:
             copied.record()
@@ -47,8 +56,8 @@ class Streamed(Resident):
             copied.synchronize()
         return step, self.thread.submit(torch.index_select, self.host, 0, indices, out=buffer)
 
-    def _placed(self, images: Tensor, device: torch.device) -> Tensor:
-        return torch.empty((self.mine, *images.shape[1:]), dtype=torch.uint8, device=device)
+    def _placed(self, what: Tensor, device: torch.device) -> Tensor:
+        return torch.empty((self.mine, *what.shape[1:]), dtype=what.dtype, device=device)
 
     def _ordered(self, order: Tensor) -> Tensor:
         return order

@@ -74,6 +74,7 @@ def load(
     data_dir: str | os.PathLike[str] | None,
     size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    whole: bool = False,
 ) -> ImageSet | None:
     """The train, val or test images of a set; None if it has no val split."""
     folder_name, reader, splits, mark = SETS[name]
@@ -83,32 +84,34 @@ def load(
             f"{name} needs the folder {str(root)!r}, as torchvision unpacks it or with train/<class>/*"
         )
     if (root / "train").is_dir() and (root / "test").is_dir():
-        return _plain(name, root, split, size)
+        return _plain(name, root, split, size, whole)
     if split not in splits:
         return None
     listed = _listed(name, reader, root, split, mark)
     train = listed if split == "train" else _listed(name, reader, root, "train", mark)
     size = size or folder.suitable_size([path for path, _ in train])
     classes = sorted({c for _, c in train + listed})
-    images, readable, skipped = folder.decode_all([path for path, _ in listed], size, progress)
-    if not readable:
-        raise UserError(f"no image of {name} can be read, such as {str(skipped[0][0])!r}: {skipped[0][1]}")
+    images, found = folder.decode_all([path for path, _ in listed], size, progress, whole)
+    if not found.readable:
+        path, reason = found.skipped[0]
+        raise UserError(f"no image of {name} can be read, such as {str(path)!r}: {reason}")
     number = {c: i for i, c in enumerate(classes)}
     return ImageSet(
         name=name,
         images=images,
-        labels=torch.tensor([number[listed[i][1]] for i in readable]),
+        labels=torch.tensor([number[listed[i][1]] for i in found.readable]),
         classes=tuple(classes),
-        files=tuple(listed[i][0].relative_to(root).as_posix() for i in readable),
-        skipped=tuple((path.relative_to(root).as_posix(), reason) for path, reason in skipped),
+        aspects=torch.tensor(found.aspects) if whole else None,
+        files=tuple(listed[i][0].relative_to(root).as_posix() for i in found.readable),
+        skipped=tuple((path.relative_to(root).as_posix(), reason) for path, reason in found.skipped),
     )
 
 
-def _plain(name: str, root: Path, split: str, size: int | None) -> ImageSet | None:
+def _plain(name: str, root: Path, split: str, size: int | None, whole: bool) -> ImageSet | None:
     import dataclasses
 
     if split != "val":
-        return dataclasses.replace(folder.load(root, split, size), name=name, source="")
+        return dataclasses.replace(folder.load(root, split, size, whole=whole), name=name, source="")
     train = folder.load(root, "train", size) if size is None else None
     found = folder.validation(root, size or train.images.shape[-1])  # type: ignore[union-attr]
     return None if found is None else dataclasses.replace(found, name=name)

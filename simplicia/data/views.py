@@ -78,7 +78,8 @@ class Views:
     """Random views of images: `Views(settings, size, mean, std)(images)` is a list of normalised batches.
 
     `images` are (N, 3, H, W) uint8 on any device, a view is (N, 3, size, size) float32; local crops are last.
-    Order: crop, colour jitter, grey, blur, solarise, flip, normalise.
+    Where they are pictures of other shapes, brought to that one, `aspects` (N,) are the pictures' widths over
+    heights. Order: crop, colour jitter, grey, blur, solarise, flip, normalise.
     """
 
     def __init__(
@@ -94,16 +95,16 @@ class Views:
             group.validate()
             _check_output(group_size, mean, std)
 
-    def __call__(self, images: Tensor) -> list[Tensor]:
+    def __call__(self, images: Tensor, aspects: Tensor | None = None) -> list[Tensor]:
         _check_images(images)
         # Under autocast the matrix products of crop and blur would round the pixels to a mantissa of 8 bits.
         with torch.autocast(images.device.type, enabled=False):
-            pixels = images.float() / 255
-            return [self._view(pixels, s, size, i) for s, size in self.groups for i in range(len(s.blur))]
+            x = images.float() / 255
+            return [self._view(x, aspects, s, size, i) for s, size in self.groups for i in range(len(s.blur))]
 
-    def _view(self, x: Tensor, s: ViewSettings, size: int, view: int) -> Tensor:
+    def _view(self, x: Tensor, aspects: Tensor | None, s: ViewSettings, size: int, view: int) -> Tensor:
         n, device = len(x), x.device
-        boxes = sample_boxes(n, x.shape[2], x.shape[3], s.crop_scale, s.crop_ratio, device)
+        boxes = sample_boxes(n, x.shape[2], x.shape[3], s.crop_scale, s.crop_ratio, device, aspects)
         x = resized_crop(x, boxes, size, s.interpolation)
         if s.jitter > 0 and max(s.brightness, s.contrast, s.saturation, s.hue) > 0:
             x = colour_jitter(x, *sample_jitter(n, s, device), sample_apply(n, s.jitter, device))
@@ -150,6 +151,16 @@ def squares(images: Tensor, size: int) -> Tensor:
     return resized.round().clamp(0, 255).to(torch.uint8)
 
 
+def centre_squares(images: Tensor, aspects: Tensor) -> Tensor:
+    """The centre squares of pictures that were brought to squares: uint8 of the same size."""
+    size = images.shape[-1]
+    narrow = torch.stack((aspects, 1 / aspects), 1).clamp(max=1)  # of the height and of the width
+    kept = (size * narrow).round().clamp(min=1)
+    boxes = torch.cat((((size - kept) / 2).floor(), kept), 1).long()
+    parts = zip(images.split(256), boxes.split(256), strict=True)
+    return torch.cat([(resized_crop(x / 255, box, size) * 255).round().byte() for x, box in parts])
+
+
 # ---- Sampling: parameters of n samples, from torch's default generator of the device.
 
 
@@ -158,18 +169,29 @@ def sample_apply(n: int, probability: float, device: torch.device) -> Tensor:
     return torch.rand(n, device=device) < probability
 
 
-def sample_boxes(n: int, height: int, width: int, scale: Pair, ratio: Pair, device: torch.device) -> Tensor:
+def sample_boxes(
+    n: int,
+    height: int,
+    width: int,
+    scale: Pair,
+    ratio: Pair,
+    device: torch.device,
+    aspects: Tensor | None = None,
+) -> Tensor:
     """Crops (n, 4) of top, left, height, width: area uniform in scale, log(width / height) uniform in ratio.
 
     A crop larger than the image is drawn again, up to ten draws; then it is the largest central one in ratio.
+    The ratio is that in the pictures, of which images may be squeezed: aspects (n,) are their width / height.
     """
+    # how much wider than in the picture things are in the image
+    wider = torch.ones((), device=device) if aspects is None else width / height / aspects
     area = height * width * _uniform((n, 10), *scale, device)
-    aspect = _uniform((n, 10), math.log(ratio[0]), math.log(ratio[1]), device).exp()
+    aspect = _uniform((n, 10), math.log(ratio[0]), math.log(ratio[1]), device).exp() * wider.view(-1, 1)
     h, w = (area / aspect).sqrt().round(), (area * aspect).sqrt().round()
     valid = (h >= 1) & (h <= height) & (w >= 1) & (w <= width)
     found, first = valid.any(1), valid.int().argmax(1, keepdim=True)
-    h = torch.where(found, h.gather(1, first)[:, 0], max(1, min(height, round(width / ratio[0]))))
-    w = torch.where(found, w.gather(1, first)[:, 0], max(1, min(width, round(height * ratio[1]))))
+    h = torch.where(found, h.gather(1, first)[:, 0], (width / ratio[0] / wider).round().clamp(1, height))
+    w = torch.where(found, w.gather(1, first)[:, 0], (height * ratio[1] * wider).round().clamp(1, width))
     room = torch.stack((height - h, width - w))
     # The minimum guards against a random number so close to 1 that the product rounds up.
     corner = torch.minimum((torch.rand(2, n, device=device) * (room + 1)).floor(), room)

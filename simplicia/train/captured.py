@@ -90,7 +90,7 @@ class CapturedStep(Step):
 
     def _augment(self, places: Tensor) -> Tensor:
         """Both views of a batch, one after the other, as the encoders' stem takes them."""
-        views = torch.cat(self.views(self.data.images[places]))
+        views = torch.cat(self.views(*self.data.take(places)))
         views = views.to(torch.bfloat16, memory_format=torch.channels_last)
         return views if self.stem is None else self.stem.patches(views)
 

@@ -73,6 +73,7 @@ def pretrain(
     measured: ImageSet | None = None
     if recipe.holdout:
         images, measured = datasets.split(images, recipe.holdout)
+        measured = measured.squares()
     recipe, notes = fit(recipe, images, fabric.device, processes)
     torch.manual_seed(recipe.seed)
     training = Training(recipe, folder, images, fabric, quiet, engine)
@@ -103,7 +104,8 @@ class Training:
             self.method = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.method)
         self.statistics = images.statistics()
         kind = place_images(images.images, fabric.device, recipe.images_on)
-        data = kind(images.images, recipe.batch_size, recipe.seed, fabric.device, fabric.global_rank, world)
+        here = fabric.device, fabric.global_rank, world
+        data = kind(images.images, recipe.batch_size, recipe.seed, *here, images.aspects)
         views = Views(recipe.views, recipe.viewed, *self.statistics)
         self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
@@ -338,7 +340,8 @@ def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> Imag
         progress.update(done, f"{total:,} in all")
 
     try:
-        return datasets.load(recipe.data, split, recipe.data_dir, download, size, show)
+        whole = recipe.whole and split == "train"  # what is tested is seen as it is measured later
+        return datasets.load(recipe.data, split, recipe.data_dir, download, size, show, whole)
     finally:
         if progress is not None:
             progress.close()

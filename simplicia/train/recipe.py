@@ -67,6 +67,7 @@ class Recipe:
     image_size: int = 32  # side of the square images that the encoder is given (0: chosen from the images)
     view_size: int = 0  # side of the views in training; smaller ones train faster (0: image_size)
     stored_size: int = 0  # side at which files of images are kept, for views to be cut from (0: image_size)
+    whole: bool = True  # views are cut from whole pictures, if they are files (False: from centre squares)
     method: str = "byol"
     bottleneck: str = "sem"
     encoder: str = "resnet18"  # ("auto": chosen from the images and the device)

@@ -62,7 +62,7 @@ class Step:
 
     def _gradients(self, places: Tensor) -> Output:
         """Add the gradients of a part, at its share; its loss is only a number from then on."""
-        output = self.module(self.views(self.data.images[places]))
+        output = self.module(self.views(*self.data.take(places)))
         self.fabric.backward(output.loss / self.recipe.parts)
         return output._replace(loss=output.loss.detach())
 

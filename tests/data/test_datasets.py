@@ -586,8 +586,12 @@ def test_pictures_are_upright(tmp_path, orientation, suffix):
     Image.fromarray(corners).save(path, exif=exif, quality=95)
     upright = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
     left, top = (upright.width - 48) // 2, (upright.height - 48) // 2
-    whole = upright.crop((left, top, left + 48, top + 48)).resize((32, 32), Image.Resampling.BICUBIC)
-    assert abs(decode(path, 32).astype(int) - np.asarray(whole)).mean() < 3
+    centre = upright.crop((left, top, left + 48, top + 48)).resize((32, 32), Image.Resampling.BICUBIC)
+    assert abs(decode(path, 32).astype(int) - np.asarray(centre)).mean() < 3
+    found = load(tmp_path, size=32, whole=True)
+    squeezed = np.asarray(upright.resize((32, 32), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+    assert abs(found.images[0].numpy().astype(int) - squeezed).mean() < 3
+    assert found.aspects.tolist() == [pytest.approx(upright.width / upright.height)]
 
 
 def test_the_centre_is_what_remains_of_odd_pictures(tmp_path):

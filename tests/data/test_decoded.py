@@ -1,5 +1,6 @@
 """Decoded images kept on disk are the images, are made once, and never stand for other files."""
 
+import json
 import os
 import platform
 import shutil
@@ -44,11 +45,11 @@ def test_what_is_kept_is_what_is_decoded(photos, cache, monkeypatch):
     first = read(photos)
     assert len(first) == 11 and first.skipped[0][0] == "03.png"
     assert sorted(path.suffix for path in cache.iterdir()) == [".json", ".npy"]
-    decode = folder.decode
-    monkeypatch.setattr(folder, "decode", None)  # nobody decodes again
+    decode = folder._decode
+    monkeypatch.setattr(folder, "_decode", None)  # nobody decodes again
     second = read(photos)
     same(first, second)
-    monkeypatch.setattr(folder, "decode", decode)
+    monkeypatch.setattr(folder, "_decode", decode)
     monkeypatch.delenv("SIMPLICIA_CACHE")
     same(second, read(photos))
     second.images[0] = 7  # a tensor as any other, and the file stays as it is
@@ -81,12 +82,35 @@ def test_what_is_damaged_is_made_again(photos, cache, damage):
     same(first, read(photos))
 
 
+def test_whole_pictures_are_kept_apart_with_their_shapes(photos, cache, monkeypatch):
+    squares = read(photos)
+    first = datasets.load(str(photos), "train", size=16, whole=True)
+    assert squares.aspects is None and first.aspects.tolist() == pytest.approx([24 / 20] * 11)
+    assert not first.images.equal(squares.images)
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "_decode", None)  # nobody decodes again
+        second = datasets.load(str(photos), "train", size=16, whole=True)
+    same(first, second)
+    assert second.aspects.equal(first.aspects)
+    monkeypatch.delenv("SIMPLICIA_CACHE")
+    same(first, datasets.load(str(photos), "train", size=16, whole=True))
+
+
+@pytest.mark.parametrize("aspects", [[], [1.2] * 10 + [-1.0], [1.2] * 10 + ["wide"], None])
+def test_damaged_shapes_are_read_anew(photos, cache, aspects):
+    first = datasets.load(str(photos), "train", size=16, whole=True)
+    (about,) = cache.glob("*.json")
+    said = json.loads(about.read_text()) | {"aspects": aspects}
+    about.write_text(json.dumps(said))
+    assert datasets.load(str(photos), "train", size=16, whole=True).aspects.equal(first.aspects)
+
+
 def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
-    def stop(path, size):
+    def stop(path, size, whole):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "decode", stop)
+        patch.setattr(folder, "_decode", stop)
         with pytest.raises(KeyboardInterrupt):
             read(photos)
     assert list(cache.iterdir()) == []
@@ -94,15 +118,15 @@ def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
 
 
 def test_a_file_that_could_not_be_opened_is_tried_again(photos, cache, monkeypatch):
-    decode = folder.decode
+    decode = folder._decode
 
-    def fails(path, size):
+    def fails(path, size, whole):
         if path.name == "05.png":
             raise OSError(24, "Too many open files")
-        return decode(path, size)
+        return decode(path, size, whole)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "decode", fails)
+        patch.setattr(folder, "_decode", fails)
         some = read(photos)
     assert len(some) == 10 and ("05.png", "Too many open files") in some.skipped
     assert list(cache.iterdir()) == []

@@ -14,11 +14,16 @@ CPU = torch.device("cpu")
 IMAGES = torch.arange(50, dtype=torch.uint8).view(-1, 1, 1, 1).expand(50, 3, 4, 4).contiguous()
 
 
+ASPECTS = 1 + torch.arange(50) / 100
+
+
 def batches(kind, steps, **world):
-    data = kind(IMAGES, 8, 3, CPU, **world)
+    data = kind(IMAGES, 8, 3, CPU, aspects=ASPECTS, **world)
     for step in steps:
         indices = data.indices(step)
-        yield indices.tolist(), data.images[data.fetch(step, indices)].clone()
+        images, aspects = data.take(data.fetch(step, indices))
+        assert aspects.equal(ASPECTS[indices])
+        yield indices.tolist(), images.clone()
 
 
 @pytest.mark.parametrize("world", [{}, {"rank": 1, "world": 2}])

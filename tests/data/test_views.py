@@ -1,6 +1,7 @@
 """Views agree with torchvision operation by operation, and never wait for the host."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -209,6 +210,57 @@ def test_boxes_lie_inside_any_image(height, width, scale, ratio, spread):
     top, left, h, w = V.sample_boxes(50, height, width, (scale, 1.0), (ratio, ratio * spread), CPU).unbind(1)
     assert (torch.minimum(top, left) >= 0).all() and (torch.minimum(h, w) >= 1).all()
     assert (top + h <= height).all() and (left + w <= width).all()
+
+
+@pytest.mark.parametrize(("height", "width"), [(300, 600), (500, 200)])
+def test_boxes_of_a_squeezed_picture_are_those_of_the_picture(height, width):
+    side, scale, ratio = 256, (0.2, 1.0), (3 / 4, 4 / 3)
+    aspects = torch.full((20_000,), width / height)
+    squeezed = V.sample_boxes(20_000, side, side, scale, ratio, CPU, aspects)
+    stretch = torch.tensor([height, width, height, width]) / side
+    whole = V.sample_boxes(20_000, height, width, scale, ratio, CPU)
+    ours, reference = squeezed * stretch, whole.float()
+    error = 4 * ((reference.var(0) + ours.var(0)) / 20_000).sqrt() + stretch / 2
+    assert ((ours.mean(0) - reference.mean(0)).abs() <= error).all()
+    assert ((ours.std(0) / reference.std(0)).log().abs() < 0.03).all()
+    shape = (ours[:, 3] / ours[:, 2]).log()
+    assert shape.min() > math.log(3 / 4) - 0.05 and shape.max() < math.log(4 / 3) + 0.05
+
+
+def test_squares_among_squeezed_pictures_are_cut_as_ever():
+    torch.manual_seed(0)
+    plain = V.sample_boxes(50, 40, 40, (0.08, 1.0), (3 / 4, 4 / 3), CPU)
+    torch.manual_seed(0)
+    assert V.sample_boxes(50, 40, 40, (0.08, 1.0), (3 / 4, 4 / 3), CPU, torch.ones(50)).equal(plain)
+
+
+@pytest.mark.parametrize("aspect", [5000.0, 1 / 5000, 3.0])
+def test_boxes_lie_inside_pictures_of_any_shape(aspect):
+    boxes = V.sample_boxes(500, 32, 32, (0.08, 1.0), (3 / 4, 4 / 3), CPU, torch.full((500,), aspect))
+    assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] >= 1).all()
+    assert (boxes[:, :2] + boxes[:, 2:] <= 32).all()
+
+
+def smooth_pictures(height, width):
+    y, x = torch.linspace(0, 6, height)[:, None], torch.linspace(0, 9, width)
+    return (torch.stack([x.sin() + y.cos(), (x + y).sin(), (x - y).cos()]) / 4 + 0.5).clamp(0, 1)[None]
+
+
+def test_a_crop_of_a_squeezed_picture_is_that_of_the_picture():
+    picture = smooth_pictures(120, 240)
+    squeezed = TF.resize(picture, [120, 120], antialias=True)
+    whole = V.resized_crop(picture, torch.tensor([[20, 60, 60, 80]]), 32)
+    assert_close(V.resized_crop(squeezed, torch.tensor([[20, 30, 60, 40]]), 32), whole, 0.01)
+
+
+@pytest.mark.parametrize(("height", "width"), [(100, 160), (150, 100)])
+def test_centre_squares_of_squeezed_pictures(height, width):
+    picture = (smooth_pictures(height, width) * 255).round().byte()
+    squeezed = TF.resize(picture, [80, 80], antialias=True)
+    found = V.centre_squares(squeezed.expand(300, -1, -1, -1), torch.full((300,), width / height))
+    expected = V.squares(picture, 80)
+    assert found.shape == (300, 3, 80, 80) and found[0].equal(found[-1])
+    assert (found[0].int() - expected[0].int()).abs().max() <= 6
 
 
 def test_every_position_of_a_box_is_as_likely():

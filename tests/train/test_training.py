@@ -20,10 +20,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import simplicia
 from simplicia import cli, methods
+from simplicia.data import views
 from simplicia.encoders import ResNet
 from simplicia.errors import Diverged, UserError
 from simplicia.evaluate.features import encoder_features, labelled
-from simplicia.train import checkpoint, devices
+from simplicia.train import checkpoint, devices, loop
 from simplicia.train.step import Step
 
 SMALL = {"epochs": 2, "batch_size": 500, "encoder": "tiny", "sem.simplices": 8, "log_every": 3, "quiet": True}
@@ -502,6 +503,44 @@ def test_images_may_be_kept_larger_than_views_show(tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             simplicia.pretrain("byol-sem", out=tmp_path / "other", **{**small, **changes})
+
+
+def test_views_are_cut_from_whole_pictures(tmp_path, monkeypatch):
+    """Black in the middle, white at the sides: of centre squares no view has white, and none is tested."""
+    from PIL import Image
+
+    for i in range(40):
+        pixels = np.zeros((20, 60, 3), np.uint8)
+        pixels[:, :20] = pixels[:, 40:] = 255
+        pixels = pixels if i % 4 else pixels.transpose(1, 0, 2)
+        (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
+    seen, tested = [], []
+    crop, probe = views.resized_crop, loop.OnlineProbe
+
+    def cropped(images, boxes, size, interpolation="bicubic"):
+        seen.append(crop(images, boxes, size, interpolation))
+        return seen[-1]
+
+    def probed(method, train, test, *rest):
+        tested.append(test.images)
+        return probe(method, train, test, *rest)
+
+    monkeypatch.setattr(views, "resized_crop", cropped)
+    monkeypatch.setattr(loop, "OnlineProbe", probed)
+    small = settings(tmp_path / "photos", epochs=1, online_every=1, batch_size=8)
+    for name, changes in (
+        ("whole", {}),
+        ("host", {"images_on": "host"}),
+        ("held", {"holdout": 0.25}),
+        ("centre", {"whole": False}),
+    ):
+        run = simplicia.pretrain("byol-sem", out=tmp_path / name, **{**small, **changes})
+        white = max(x.max().item() for x in seen if x.shape[-1] == 16 and len(x) == 8)
+        assert white > 0.9 if name != "centre" else white == 0
+        assert simplicia.load(run.path).recipe.whole is (name != "centre")
+        assert len(tested[-1]) > 1 and tested[-1].float().mean() < 40  # an edge of the middle is blurred
+        seen.clear()
 
 
 def test_views_in_training_may_be_smaller_than_what_is_measured(folder, tmp_path):
