@@ -84,6 +84,6 @@ def vote(
 ) -> Tensor:
     """Scores (M, classes): a query's k nearest vote for their labels with weight exp(similarity / T)."""
     found, indices = nearest(bank, queries, k, similarity, represent, chunk)
-    weights = ((found - 1) / temperature).exp()  # relative to a perfect match, so that nothing overflows
+    weights = ((found - found[:, :1]) / temperature).exp()  # relative to the nearest, whose vote is 1
     votes = torch.zeros(len(queries), classes, device=found.device)
     return votes.scatter_add_(1, labels.to(found.device)[indices], weights)

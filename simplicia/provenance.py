@@ -13,7 +13,11 @@ def versions(device: torch.device) -> dict[str, str]:
     """What a result needs to be believed: versions, device and date."""
     from simplicia import __version__
 
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu ({platform.machine()})"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{device.type} ({platform.machine()})"
+    )
     return {
         "simplicia": __version__,
         "torch": torch.__version__,

@@ -1,5 +1,6 @@
 """A run: the folder that pre-training leaves, and the trained model in it."""
 
+import copy
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,6 +52,12 @@ class Run:
     @property
     def device(self) -> torch.device:
         return next(self.method.parameters()).device
+
+    def in_64_bits(self) -> "Run":
+        """The run where there is float64: on the CPU, if it is on an Apple GPU, which has none."""
+        if self.device.type != "mps":
+            return self
+        return Run(self.path, self.recipe, copy.deepcopy(self.method).cpu(), self.state)
 
     def layers(self) -> tuple[str, ...]:
         """The layers this run can be looked at, from the encoder on."""

@@ -80,6 +80,7 @@ def analyze(
     see (by default all; on a CPU 5,000). Returns what ``analysis.json`` holds, and the
     folder. An analysis that is there is done again only if the checkpoint or what is asked for is another.
     """
+    run = run.in_64_bits()
     of = datasets.identity(data or run.recipe.data)
     words = of_others(run, of, of if of in datasets.names() else Path(of).name)
     folder = Path(out) if out is not None else run.path / "-".join(["analysis", *words])
@@ -95,10 +96,10 @@ def analyze(
         "fit_images": fit_images,
         "temperature": temperature,
     }
-    if asked["data"] not in datasets.names():
-        place, before = Path(asked["data"]), read(folder) or {}
+    if of not in datasets.IN_MEMORY:
+        place, before = datasets.root(of, data_dir or run.recipe.data_dir), read(folder) or {}
         # what is gone cannot have changed
-        asked["files"] = fingerprint(place) if place.is_dir() else before.get("asked", {}).get("files")
+        asked["files"] = before.get("asked", {}).get("files") if place is None else fingerprint(place)
     about = summary.of_run(run)
     found = None if again else read(folder, asked)
     if found is None:

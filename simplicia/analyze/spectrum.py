@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from simplicia.train.devices import seeded
+
 
 @torch.no_grad()
 def spectrum(features: Tensor, top: int | None = None) -> Tensor:
@@ -24,7 +26,8 @@ def spectrum(features: Tensor, top: int | None = None) -> Tensor:
     if top is not None:
         centred = features.float() - features.float().mean(0)
         # a few more directions than asked for, and powers, make the last ones asked for accurate
-        values = torch.svd_lowrank(centred, q=min(top + 20, n, d), niter=4)[1][:top]
+        with seeded(0, centred.device):
+            values = torch.svd_lowrank(centred, q=min(top + 20, n, d), niter=4)[1][:top]
         return values.double() ** 2 / n
     # in 64 bits, since the products are squares; a part at a time, since the features may fill memory
     mean = features.double().mean(0) if n >= d else None

@@ -56,6 +56,9 @@ class Study:
         self.notes: list[str] = []
         self.wanted: set[int] = set()  # images to show, as positions in the sample
         self.train, whole, self.split = _sets(run, data, data_dir)
+        skipped = len(whole.skipped) + (0 if self.train is None else len(self.train.skipped))
+        if skipped:
+            self.notes.append(f"{skipped} files could not be read, and are left out")
         if self.train is None:
             self.notes.append(f"{whole.name} has no labels: what needs classes is left out")
         self.chosen = _sample(len(whole), images)
@@ -81,6 +84,8 @@ class Study:
         found: dict[str, Any] = dict.fromkeys(("entropy", "coherence", "atlas", "retrieval", "spectrum"))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # what says that an analysis is whole goes first
+            (self.folder / "analysis.json").unlink(missing_ok=True)
             for old in [*self.folder.glob("thumbnails-*.jpg"), *self.folder.glob("graph-*.graphml")]:
                 old.unlink()
         except OSError as error:
@@ -332,7 +337,8 @@ def _sets(run: Run, data: str | None, data_dir: str | None) -> tuple[ImageSet | 
     train = datasets.load(name, "train", where, size=size)
     if train.labels is None:
         return None, train, "train"
-    return train, datasets.load(name, "test", where, size=size), "test"
+    test = datasets.load(name, "test", where, size=size)
+    return (None if test.labels is None else train), test, "test"
 
 
 def _sample(total: int, count: int) -> Tensor:

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from simplicia.evaluate.results import is_result
 from simplicia.run import Run
 from simplicia.train.log import lines_of
 from simplicia.train.settings import as_dict
@@ -68,13 +69,15 @@ def _columns(lines: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """The measurements beside a run, as they are; what is not JSON is left out."""
+    """The measurements beside a run, as they are; what is no measurement is left out."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         try:
-            found[path.stem] = json.loads(path.read_text())
+            value = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
+        if is_result(value):
+            found[path.stem] = value
     return found
 
 

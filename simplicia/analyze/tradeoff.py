@@ -21,6 +21,7 @@ from simplicia.provenance import versions
 from simplicia.run import Run
 from simplicia.sem import SimplicialEmbedding, simplicial
 
+SAMPLES = 2000
 ELEMENTS = 2**24  # of a batch of simplices held at once
 
 
@@ -29,7 +30,7 @@ def tradeoff(
     train: ImageSet,
     test: ImageSet | None = None,
     temperatures: Sequence[float] = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0),
-    samples: int = 2000,
+    samples: int = SAMPLES,
     rounds: int = 8,
     network: str = "online",
     seed: int = 0,
@@ -40,7 +41,7 @@ def tradeoff(
     code a pair agrees counts. With labels a logistic regression is trained (L2 penalty of weight 1, as
     scikit-learn has it); its Lipschitz constant is at most sqrt(2) times its weights' largest singular value.
     """
-    start = time.monotonic()
+    start, run = time.monotonic(), run.in_64_bits()
     sem = run.network(network).bottleneck
     if not isinstance(sem, SimplicialEmbedding):
         raise UserError(f"{run.path} was trained without SEM; the theorem's terms are those of simplices")

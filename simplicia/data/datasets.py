@@ -94,6 +94,23 @@ def identity(name: str) -> str:
     return name if name in names() else str(Path(name).expanduser().resolve())
 
 
+def root(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder with the files of a set that has a name, or that is a folder; None if there is none."""
+    from simplicia.data import imagenet, transfer_sets
+
+    if name in IN_MEMORY:
+        return None
+    try:
+        if name in imagenet.PLACES:
+            return imagenet.root(name, data_dir or os.environ.get("SIMPLICIA_DATA"))
+        if name in transfer_sets.SETS:
+            return transfer_sets.root(name, data_dir or os.environ.get("SIMPLICIA_DATA"))
+    except UserError:
+        return None
+    place = Path(name).expanduser()
+    return place if place.is_dir() else None
+
+
 def decoded_size(name: str, stored: int) -> int | None:
     """The size to ``load`` a set at for a run that has its images ``stored`` at one (0: as suits them).
 

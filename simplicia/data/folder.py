@@ -106,14 +106,16 @@ def validation(folder: Path, size: int) -> ImageSet | None:
     if test is None or taken != "test" or not names or not (train.labelled and test.labelled):
         return None
     images, files, skipped = read_all(folder / names[0], size)
-    own = [file.split("/")[0] if "/" in file else None for file in files]
+    if loose := [file for file in files if "/" not in file]:
+        raise UserError(f"{str(folder / names[0] / loose[0])!r} lies beside the folders of classes")
+    own = [file.split("/")[0] for file in files]
     classes = sorted({name for name in train.classes + test.classes if name is not None})
-    if unseen := sorted({str(name) for name in own} - set(classes)):
+    if unseen := sorted(set(own) - set(classes)):
         raise UserError(f"{str(folder / names[0])!r} has class {unseen[0]!r}, which train does not have")
     return ImageSet(
         name=folder.resolve().name,
         images=images,
-        labels=torch.tensor([classes.index(str(name)) for name in own]),
+        labels=torch.tensor([classes.index(name) for name in own]),
         classes=tuple(classes),
         files=tuple(f"{names[0]}/{file}" for file in files),
         skipped=tuple((f"{names[0]}/{file}", reason) for file, reason in skipped),

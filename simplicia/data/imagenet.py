@@ -35,15 +35,15 @@ def load(
     whole: bool = False,
 ) -> ImageSet:
     """The train images, or as test images those of val."""
-    root = _root(name, data_dir)
-    _, test, _ = folder.layout(root)
+    place = root(name, data_dir)
+    _, test, _ = folder.layout(place)
     if test is None:
         raise UserError(
-            f"{name} needs the folder {str(root / 'val')!r} beside train; there is none with images"
+            f"{name} needs the folder {str(place / 'val')!r} beside train; there is none with images"
         )
-    found = folder.load(root, split, size, progress, whole)
+    found = folder.load(place, split, size, progress, whole)
     if found.labels is None:
-        where = root / ("train" if split == "train" else "val")
+        where = place / ("train" if split == "train" else "val")
         raise UserError(
             f"{name} needs a folder for each class, {str(where / '<class>')!r}; images lie outside"
         )
@@ -70,7 +70,8 @@ def labelled_list(fraction: float, data_dir: str | os.PathLike[str] | None) -> P
     return next((place / name for place in places if (place / name).is_file()), None)
 
 
-def _root(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
+def root(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder in which train and val lie."""
     places = PLACES[name]
     base = data_folder(name, places[0], data_dir)
     for place in places:

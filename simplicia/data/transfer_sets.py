@@ -77,18 +77,14 @@ def load(
     whole: bool = False,
 ) -> ImageSet | None:
     """The train, val or test images of a set; None if it has no val split."""
-    folder_name, reader, splits, mark = SETS[name]
-    root = data_folder(name, folder_name, data_dir) / folder_name
-    if not root.is_dir():
-        raise UserError(
-            f"{name} needs the folder {str(root)!r}, as torchvision unpacks it or with train/<class>/*"
-        )
-    if (root / "train").is_dir() and (root / "test").is_dir():
-        return _plain(name, root, split, size, whole)
+    _, reader, splits, mark = SETS[name]
+    place = root(name, data_dir)
+    if (place / "train").is_dir() and (place / "test").is_dir():
+        return _plain(name, place, split, size, whole)
     if split not in splits:
         return None
-    listed = _listed(name, reader, root, split, mark)
-    train = listed if split == "train" else _listed(name, reader, root, "train", mark)
+    listed = _listed(name, reader, place, split, mark)
+    train = listed if split == "train" else _listed(name, reader, place, "train", mark)
     size = size or folder.suitable_size([path for path, _ in train])
     classes = sorted({c for _, c in train + listed})
     images, found = folder.decode_all([path for path, _ in listed], size, progress, whole)
@@ -102,9 +98,20 @@ def load(
         labels=torch.tensor([number[listed[i][1]] for i in found.readable]),
         classes=tuple(classes),
         aspects=torch.tensor(found.aspects) if whole else None,
-        files=tuple(listed[i][0].relative_to(root).as_posix() for i in found.readable),
-        skipped=tuple((path.relative_to(root).as_posix(), reason) for path, reason in found.skipped),
+        files=tuple(listed[i][0].relative_to(place).as_posix() for i in found.readable),
+        skipped=tuple((path.relative_to(place).as_posix(), reason) for path, reason in found.skipped),
     )
+
+
+def root(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
+    """The folder of a set."""
+    folder_name = SETS[name][0]
+    place = data_folder(name, folder_name, data_dir) / folder_name
+    if not place.is_dir():
+        raise UserError(
+            f"{name} needs the folder {str(place)!r}, as torchvision unpacks it or with train/<class>/*"
+        )
+    return place
 
 
 def _plain(name: str, root: Path, split: str, size: int | None, whole: bool) -> ImageSet | None:

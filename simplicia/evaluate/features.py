@@ -12,6 +12,7 @@ from simplicia.evaluate.results import percent, result
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe
 
+KEPT = 4  # sets of images whose features a run remembers
 __all__ = [
     "check_classes",
     "check_labels",
@@ -81,6 +82,9 @@ def encoder_features(run: Run, images: Tensor, network: str = "online", batch_si
     features = torch.cat([encoder(run.view(part)).float() for part in images.split(batch_size)])
     if not features.isfinite().all():
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
+    run.features.pop(key, None)
+    while len(run.features) >= KEPT:  # the oldest: with their images they may be gigabytes
+        del run.features[next(iter(run.features))]
     run.features[key] = version, images, features  # holding the images keeps their id from being used again
     return features
 

@@ -25,6 +25,7 @@ from simplicia.evaluate.results import changed
 from simplicia.evaluate.transfer import Splits, accuracies
 from simplicia.run import Run
 from simplicia.sem import simplicial
+from simplicia.train.devices import seeded
 from simplicia.train.log import Progress
 from simplicia.train.settings import check_seed
 
@@ -129,12 +130,25 @@ def tune(
     bar: Progress | None = None,
 ) -> Classifier:
     """A classifier trained on images: a function of its arguments alone, the seed among them."""
+    with seeded(settings.seed, run.device):
+        return _tune(run, images, labels, classes, trial, settings, network, bar)
+
+
+def _tune(
+    run: Run,
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    trial: Trial,
+    settings: Any,
+    network: str,
+    bar: Progress | None,
+) -> Classifier:
     device, recipe = run.device, run.recipe
     on_gpu = device.type == "cuda"
     kind, batch_size = place_images(images, device), min(settings.batch_size, len(images))
     batches = kind(images, batch_size, settings.seed, device)
     labels = labels.to(device)
-    torch.manual_seed(settings.seed)
     model = Classifier(run, classes, trial.temperature, network).to(device).train()
     if on_gpu:
         model = model.to(memory_format=torch.channels_last)
@@ -245,6 +259,7 @@ def finetune(
         validation_accuracy=max(row["validation_accuracy"] for row in rows),
         validation_split="the set's own" if sets.val_is_own else "held out of the training images",
         validation_images=len(sets.val),
+        skipped_files=sets.skipped,
         tune_batch_size=settings.batch_size,
         weight_decay=settings.weight_decay,
         schedule="cosine",

@@ -23,6 +23,7 @@ from simplicia.evaluate.features import encoder_features
 from simplicia.evaluate.linear import rows, tiny_to_zero
 from simplicia.evaluate.simplices import simplices
 from simplicia.run import Run, represent
+from simplicia.train.devices import seeded
 
 PLAIN_KEPT = 2**30  # bytes of a plain layer kept rather than computed again for each batch
 VIEWS_KEPT = {"cuda": 16 * 2**30}  # bytes of views' features kept for the probe that is trained last
@@ -132,11 +133,9 @@ class _EpochViews:
 
     @torch.no_grad()
     def _compute(self, seed: int) -> Tensor:
-        here = [self.device] if self.fast else []
         half = torch.autocast("cuda", torch.bfloat16) if self.fast else nullcontext()
         parts = []
-        with torch.random.fork_rng(here), half:
-            torch.manual_seed(seed)
+        with seeded(seed, self.device), half:
             for images in self.images.split(self.chunk):
                 view = self.views(images.to(self.device))[0]
                 parts.append(self.encoder(view.to(memory_format=torch.channels_last) if self.fast else view))

@@ -1,5 +1,6 @@
 """Weighted k-nearest neighbours: no training, no choice to make."""
 
+import math
 import time
 from typing import Any
 
@@ -27,6 +28,10 @@ def knn(
     """Accuracy of the k nearest training images' votes, by cosine; on codes by their overlap."""
     start = time.monotonic()
     check_classes(train, test)
+    if k < 1:
+        raise UserError(f"k is {k}; at least 1 neighbour must vote")
+    if not 0 < vote_temperature < math.inf:
+        raise UserError(f"vote_temperature is {vote_temperature}; it must be positive, and finite")
     k = min(k, len(train))  # of fewer images all vote
     layer = run.check_layer(layer, temperature)
     net: Any = run.network(network)

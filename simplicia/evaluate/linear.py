@@ -41,6 +41,11 @@ class Probes(NamedTuple):
             return torch.baddbmm(self.bias, x, self.weight)
         return (F.embedding_bag(x, self.weight[0], mode="sum") + self.bias[0])[None]
 
+    def finite(self, classes: int) -> Tensor:
+        """Which probes did not diverge, (temperatures, probes)."""
+        columns = self.weight.isfinite().all(1) & self.bias.isfinite().all(1)
+        return columns.unflatten(1, (-1, classes)).all(2)
+
 
 @torch.no_grad()
 def train(

@@ -6,6 +6,7 @@ temperature is trained at once; the best at each temperature is trained again on
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -204,7 +205,7 @@ def fit(
         progress(done, 2 * len(seeds) * settings.epochs)
 
     def trained(indices: Tensor, grids: list[list[Rates]], seed: int) -> Probes:
-        probes = train(
+        return train(
             lambda epoch, part: inputs.training(seed, epoch, part),
             inputs.width,
             indices,
@@ -218,11 +219,12 @@ def fit(
             seed=seed,
             after_epoch=after_epoch,
         )
-        if not all(p.isfinite().all() for p in probes):
+
+    def check(finite: Tensor) -> None:
+        if not finite.all():
             raise UserError(
                 f"probes of {run.path} on {layer!r} are not finite; its features are not, or lrs are too high"
             )
-        return probes
 
     grid = [Rates(*rates) for rates in itertools.product(settings.lrs, settings.l1, settings.l2)]
     right = torch.zeros(len(temperatures), len(grid), device=device)
@@ -230,10 +232,14 @@ def fit(
         candidates = trained(fit_on, [grid] * len(temperatures), seed)
         batches = (inputs.plain(part) for part in choose_on.split(256))
         right += correct(candidates, batches, labels[choose_on], classes)[0]
+        right[~candidates.finite(classes)] = -math.inf  # who diverged is never chosen
         del candidates  # a grid can be gigabytes
+    check((right >= 0).any(1))
     best = right.max(1)
     chosen = [grid[i] for i in best.indices.tolist()]
     everything = torch.arange(len(images), device=device)
+    probes = [trained(everything, [[rates] for rates in chosen], seed) for seed in seeds]
+    check(torch.stack([each.finite(classes) for each in probes]))
     return Trained(
         run,
         settings,
@@ -244,7 +250,7 @@ def fit(
         [100 * r / (len(choose_on) * len(seeds)) for r in best.values.tolist()],
         len(choose_on),
         classes,
-        [trained(everything, [[rates] for rates in chosen], seed) for seed in seeds],
+        probes,
     )
 
 

@@ -26,7 +26,7 @@ _NUMBERS = (
 )
 # of each part with rows: what every row has
 _PARTS: dict[str, tuple[str, ...]] = {
-    "per_temperature": ("accuracy",),
+    "per_temperature": ("accuracy", "standard_error"),
     "trials": (),
     "path": ("regulariser",),
 }
@@ -166,13 +166,15 @@ def read(folder: Path) -> list[dict[str, Any]]:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path} cannot be read as a result: {str(error).splitlines()[0]}") from error
-        if isinstance(value, dict) and isinstance(value.get("protocol"), str) and _is_formed(value):
+        if is_result(value):
             found.append(value)
     return found
 
 
-def _is_formed(value: dict[str, Any]) -> bool:
+def is_result(value: Any) -> bool:
     """Whether numbers are numbers, and the parts that have parts what ``result`` makes them."""
+    if not isinstance(value, dict) or not isinstance(value.get("protocol"), str):
+        return False
     grid = value.get("grid") or {}
     if not isinstance(grid, dict) or not all(isinstance(values, list) for values in grid.values()):
         return False

@@ -10,6 +10,7 @@ tested on, told apart by what is in them:
 A set with some of the classes is one among these: scores of the others are left out.
 """
 
+import sys
 import time
 import zipfile
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ class OtherSet:
 
     def __init__(self, path: Path, classes: tuple[str, ...], size: int):
         self.path, self.size, self.name = path, size, path.resolve().name
-        self.classes = classes
+        self.classes, self.skipped = classes, 0
         if not path.is_dir():
             raise UserError(
                 f"there is no folder {str(path)!r}; a test set is a folder of <class>/*, of "
@@ -118,6 +119,7 @@ class OtherSet:
                 "classes": len(among),
                 **over_seeds(probe.correct(images, labels, among), len(images)),
             }
+            found["skipped_files"] = self.skipped
             if len(among) < len(self.classes):
                 of_all = over_seeds(probe.correct(images, labels), len(images))
                 found |= {f"{key}_among_all": of_all[key] for key in ("accuracy", "standard_error")}
@@ -127,6 +129,7 @@ class OtherSet:
             "set": self.name,
             "kind": self.kind,
             **_table(names, self._parts(names), probe, quiet),
+            "skipped_files": self.skipped,
         }
 
     def _parts(self, names: list[str]) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
@@ -155,7 +158,10 @@ class OtherSet:
 
     def _read(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         names = self._subset(path)
-        images, files, _ = folder.read_all(path, self.size)
+        images, files, skipped = folder.read_all(path, self.size)
+        if skipped and not self.skipped:
+            print(f"{self.name}: skipped {skipped[0][0]} ({skipped[0][1]})", file=sys.stderr)
+        self.skipped += len(skipped)
         number = {name: i for i, name in enumerate(self.classes)}
         loose = [file for file in files if "/" not in file]
         if loose:

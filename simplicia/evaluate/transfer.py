@@ -69,6 +69,12 @@ class Splits(NamedTuple):
     test: ImageSet
     val_is_own: bool  # the set's own val split, not a share of its training images
 
+    @property
+    def skipped(self) -> int:
+        """How many files could not be read."""
+        sets = (self.train, self.test, self.val) if self.val_is_own else (self.train, self.test)
+        return sum(len(images.skipped) for images in sets)
+
 
 def splits(
     run: Run, data: str | None = None, data_dir: str | None = None, share: float = 0.1, seed: int = 0
@@ -240,6 +246,7 @@ def transfer(
         seeds=[] if sets.val_is_own else [settings.seed],
         validation_split="the set's own" if sets.val_is_own else "held out of the training images",
         validation_images=len(sets.val),
+        skipped_files=sets.skipped,
         train_images=len(sets.train) + len(sets.val),
         changed=changed(settings),
         seconds=time.monotonic() - start,

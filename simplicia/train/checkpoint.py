@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ def save(
         (temporary / STATE).write_text(json.dumps(state, indent=1))
         shutil.copymode(temporary / STATE, temporary / TENSORS)  # safetensors lets nobody else read its files
         for name in (TENSORS, STATE):
-            _flush(temporary / name)
+            _flush(temporary / name, os.O_RDWR)
         os.rename(temporary, final)
-        _flush(folder)
+        with suppress(PermissionError):  # Windows opens no folders
+            _flush(folder, os.O_RDONLY)
     except (OSError, SafetensorError) as error:
         raise OSError(f"{error}") from error
     finally:
@@ -189,8 +191,8 @@ def _complete(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _flush(path: Path, how: int) -> None:
+    descriptor = os.open(path, how)
     try:
         os.fsync(descriptor)
     finally:

@@ -2,6 +2,8 @@
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +19,14 @@ def allow_variants() -> None:
 
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, VARIANTS)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers that are a function of a seed; those of the caller go on afterwards as if none were."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def choose(device: str = "auto") -> torch.device:

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -353,7 +354,8 @@ def _peak(device: torch.device) -> str:
     try:
         import resource
 
-        kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     except ImportError:  # not on Windows
         return "the peak is not known here"
-    return f"{kilobytes / 2**20:.2f} GiB at the peak of this process"
+    unit = 1 if sys.platform == "darwin" else 1024
+    return f"{peak * unit / 2**30:.2f} GiB at the peak of this process"

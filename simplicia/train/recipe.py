@@ -262,7 +262,7 @@ def read_yaml(path: Path) -> Recipe:
 
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as a recipe: {str(error).splitlines()[0]}") from error
     try:
         recipe = from_dict(values, Recipe)

@@ -142,8 +142,10 @@ def _bound_in_theory(given: Any) -> None:
 
 
 def _bound_of_run(given: Any) -> None:
-    from simplicia.analyze.tradeoff import tradeoff
+    from simplicia.analyze.tradeoff import SAMPLES, tradeoff
     from simplicia.data import datasets
+    from simplicia.evaluate.features import tell_skipped
+    from simplicia.evaluate.results import of_others
     from simplicia.run import load
 
     run = load(given.run, given.device)
@@ -152,6 +154,9 @@ def _bound_of_run(given: Any) -> None:
     place = given.data_dir or run.recipe.data_dir
     train = datasets.load(name, "train", place, size=size)
     test = None if train.labels is None else datasets.load(name, "test", place, size=size)
+    for images in (train, test):
+        if images is not None:
+            tell_skipped(images)
     chosen = {} if given.temperatures is None else {"temperatures": given.temperatures}
     found = tradeoff(run, train, test, samples=given.samples, network=given.network, **chosen)
     margin = found["margin"]
@@ -170,7 +175,11 @@ def _bound_of_run(given: Any) -> None:
         f"margin: least {margin['least']:.2g}, 1st percentile {margin['percentile_1']:.2g}, "
         f"median {margin['median']:.2g}, in units of the largest magnitude, {found['scale']:.3g}"
     )
-    print(f"written to {run.write_result('bound', found, given.json)}")
+    words = ["bound", *of_others(run, train.source or train.name, train.name)]
+    words += [f"samples-{given.samples}"] if given.samples != SAMPLES else []
+    words += [f"at-{'_'.join(f'{t:g}' for t in given.temperatures)}"] if given.temperatures else []
+    words += [given.network] if given.network != "online" else []
+    print(f"written to {run.write_result('-'.join(words), found, given.json)}")
 
 
 def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None:

@@ -240,6 +240,24 @@ def test_one_vertex_has_no_margin(tmp_path):
         tradeoff(alone, images(10, 1))
 
 
+def test_no_pair_of_points_changes_the_loss_faster_than_the_constant_says():
+    """With two classes it is attained: along the difference of their weights, far on the wrong side."""
+    from simplicia import SimplicialEmbedding
+    from simplicia.analyze.tradeoff import _losses, logistic
+
+    sem = SimplicialEmbedding(3, simplices=2, vertices=2, norm=None).eval()
+    features = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    labels = (features[:, 0] > 0).long()
+    found = _losses(sem, features, labels, None, 1.0, None, 2)
+    weight, bias, _ = logistic(sem.logits(features).detach(), labels, 2)
+    along = (weight[1] - weight[0]) / (weight[1] - weight[0]).norm()
+    steps = torch.stack([along * 50, along * 51])
+    first, second = torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(steps, weight, bias), torch.tensor([0, 0]), reduction="none"
+    )
+    assert (second - first).item() == pytest.approx(found["lipschitz"], rel=1e-3)
+
+
 def test_the_classifier_is_scikit_learns():
     from sklearn.linear_model import LogisticRegression
 
@@ -265,6 +283,10 @@ def test_the_verb_prints_writes_and_draws(run, tmp_path, capsys):
     assert "<svg" in figure.read_text()
     assert "fails" in capsys.readouterr().out
     assert cli.main(["bound", str(run.path), "--temperatures", "0.5", "--device", "cpu"]) == 0
-    found = json.loads((run.path / "results/bound.json").read_text())
+    found = json.loads((run.path / "results/bound-at-0.5.json").read_text())
     assert found["vertices"] == 5 and "train_loss" in found["rows"][1]
+    for words, name in (("", "bound"), ("--data digits --samples 50 --network target", "digits-samples-50")):
+        assert cli.main(["bound", str(run.path), *words.split(), "--device", "cpu"]) == 0
+        (file,) = (run.path / "results").glob(f"*{name}*target*" if words else f"{name}.json")
+        assert json.loads(file.read_text())["network"] == ("target" if words else "online")
     assert cli.main(["bound", "--figure", str(tmp_path / "bound.txt")]) == 2

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -129,11 +130,11 @@ def test_a_run_without_sem_has_what_applies(analysed):
 
 def test_what_is_done_is_not_done_again(runs, analysed, capsys):
     path = runs[0].path / "analysis/analysis.json"
-    runs[0].write_result("knn-sem", {"accuracy": float("nan"), "name": "</script>"})
+    runs[0].write_result("knn-sem", {"protocol": "kNN", "loss": float("nan"), "name": "</script>"})
     assert main(["analyze", str(runs[0].path), *QUICK]) == 0
     found = strict(path)
     assert found["provenance"] == analysed[0]["provenance"]  # the same work, with the result of since
-    assert found["results"]["knn-sem"] == {"accuracy": None, "name": "</script>"}
+    assert found["results"]["knn-sem"] == {"protocol": "kNN", "loss": None, "name": "</script>"}
     assert main(["analyze", str(runs[0].path), *QUICK, "--again"]) == 0
     again = strict(path)
     assert again["provenance"] != found["provenance"] and again["atlas"] == found["atlas"]
@@ -141,9 +142,8 @@ def test_what_is_done_is_not_done_again(runs, analysed, capsys):
 
 
 def test_figures_of_several_runs(runs, analysed, tmp_path):
-    runs[0].write_result(
-        "probe-cifar-sem", {"per_temperature": [{"temperature": 0.0, "accuracy": 5.0, "standard_error": 1.0}]}
-    )
+    row = {"temperature": 0.0, "accuracy": 5.0, "standard_error": 1.0}
+    runs[0].write_result("probe-cifar-sem", {"protocol": "probe", "per_temperature": [row]})
     paths = [str(run.path) for run in runs]
     assert main(["analyze", *paths, *QUICK, "--figures", str(tmp_path)]) == 0
     names = {path.stem for path in tmp_path.iterdir()}
@@ -224,6 +224,47 @@ def test_other_images_are_another_analysis(runs, tmp_path, monkeypatch):
     assert classes("B")[0] == ["c", "d", "e"]
 
 
+def test_a_set_with_a_name_has_files_too(runs, tmp_path):
+    """Another folder of data, or other files in it, are another analysis."""
+    for place, names in (("A", ["a", "b"]), ("B", ["c", "d"])):
+        for part in ("train", "val"):
+            folder_of_images(tmp_path / place / "imagenette2" / part, names)
+
+    def analysed(place):
+        found, _ = analyze(runs[0], "imagenette", str(tmp_path / place), out=tmp_path / "out", quiet=True)
+        return found["data"]["classes"], found["data"]["images"], found["provenance"]
+
+    first, second = analysed("A"), analysed("B")
+    assert first[:2] == (["a", "b"], 12) and second[:2] == (["c", "d"], 12) and analysed("B") == second
+    shutil.copy(*(tmp_path / "B/imagenette2/val/c" / name for name in ("0 <img onerror='x'>.png", "7.png")))
+    assert analysed("B")[1] == 13
+
+
+def test_what_was_interrupted_is_not_taken_as_whole(runs, tmp_path, monkeypatch):
+    arguments = {"fit_images": 100, "out": tmp_path / "out", "quiet": True}
+    first, folder = analyze(runs[0], images=40, **arguments)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("simplicia.analyze.study.Study._thumbnails", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            analyze(runs[0], images=20, **arguments)
+    again, _ = analyze(runs[0], images=40, **arguments)
+    assert again["provenance"] != first["provenance"] and list(folder.glob("thumbnails-*.jpg"))
+
+
+def test_only_training_images_with_labels(runs, tmp_path):
+    root = folder_of_images(tmp_path / "data/train", ["a", "b"]).parent
+    folder_of_images(tmp_path / "flat", ["one"])
+    (tmp_path / "flat/one").rename(root / "test")
+    (root / "test/broken.png").write_bytes(b"no image")
+    found, _ = analyze(runs[0], data=str(root), out=tmp_path / "out", quiet=True)
+    assert found["coherence"] is None and found["data"]["split"] == "test" and found["data"]["images"] == 6
+    assert "1 files could not be read" in found["notes"][0] and "no labels" in found["notes"][1]
+
+
 def test_an_analysis_outlives_its_images(runs, tmp_path):
     root = folder_of_images(tmp_path / "data", ["a", "b"])
     first, _ = analyze(runs[0], data=str(root), out=tmp_path / "out", quiet=True)
@@ -267,8 +308,11 @@ def test_torn_logs_and_odd_results_are_read(tmp_path):
     assert found["online"] == {"step": [5, 10], "online_knn_accuracy": [5, 10]}
     assert found["warnings"] == [{"step": 1000, "words": "<b>"}]
     (tmp_path / "bad.json").write_text("{")
-    (tmp_path / "good.json").write_text("[1]")
-    assert summary.results(tmp_path) == {"good": [1]}
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "words.json").write_text('{"protocol": "mine", "temperature": "0.1"}')
+    (tmp_path / "row.json").write_text('{"protocol": "mine", "per_temperature": [{"accuracy": 1}]}')
+    (tmp_path / "good.json").write_text('{"protocol": "mine", "temperature": 0.1}')
+    assert summary.results(tmp_path) == {"good": {"protocol": "mine", "temperature": 0.1}}
     assert summary.finite({"a": [float("inf"), 1.0], 2: (3,)}) == {"a": [None, 1.0], "2": [3]}
 
 

@@ -67,8 +67,29 @@ def test_everything_is_trained_and_the_run_is_left_alone(run, sets):
     fresh = Classifier(run, 3, 1.0)
     for (name, p), q in zip(model.named_parameters(), fresh.parameters(), strict=True):
         assert not p.equal(q), name
+
+
+def test_statistics_move_as_the_paper_says(run, sets, monkeypatch):
+    """Batches of 2 are 24 an epoch, for which it would be torch's own 0.1: from 100 on it is less."""
+    monkeypatch.setattr(simplicia.evaluate.finetune, "batch_norm_momentum", lambda steps: 1 / steps)
+    few = dataclasses.replace(QUICK, batch_size=2)
+    model = tune(run, sets.train.images, sets.train.labels, 3, Trial(0.01, 1, 1.0), few)
     norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
-    assert norms and all(m.momentum == 0.1 for m in norms)  # two steps an epoch
+    assert norms and all(m.momentum == 1 / (len(sets.train) // 2) for m in norms)
+
+
+def test_who_diverges_is_never_chosen(run, sets):
+    wild = dataclasses.replace(QUICK, lrs=(1e30, 0.01))
+    found = finetune(run, sets, "encoder", wild)
+    assert found["lr"] == 0.01 and found["trials"][0]["validation_accuracy"] == 0
+
+
+def test_the_callers_random_numbers_go_on(run, sets):
+    torch.manual_seed(123)
+    expected = torch.rand(3)
+    torch.manual_seed(123)
+    tune(run, sets.train.images, sets.train.labels, 3, Trial(0.01, 1, 1.0), QUICK)
+    assert torch.rand(3).equal(expected)
 
 
 def test_a_training_is_a_function_of_its_seed(run, sets):

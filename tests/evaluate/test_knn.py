@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import simplicia
 from simplicia import neighbours
 from simplicia.cli import main
+from simplicia.errors import UserError
 from simplicia.evaluate import knn
 from simplicia.neighbours import cosine, nearest, overlap, vote
 
@@ -27,6 +28,28 @@ def test_on_every_layer(run, sets, layer):
 def test_of_fewer_images_than_k_all_vote(run, sets):
     found, every = (knn(run, *sets, "encoder", k=k) for k in (10**6, len(sets[0])))
     assert found["k"] == len(sets[0]) and found["accuracy"] == every["accuracy"]
+
+
+def test_votes_are_weighted_by_the_temperature_asked_for(run, sets):
+    bank, queries = (run.encode(s.images, "encoder") for s in sets)
+    for temperature in (0.01, 10.0):
+        scores = vote(bank, sets[0].labels, queries, len(sets[0].classes), 200, temperature)
+        right = (scores.argmax(1) == sets[1].labels).double().mean().item()
+        found = knn(run, *sets, "encoder", k=200, vote_temperature=temperature)
+        assert found["accuracy"] == pytest.approx(100 * right, abs=0.6)
+        assert found["vote_temperature"] == temperature
+    nearest_only = knn(run, *sets, "encoder", k=1)["accuracy"]
+    assert knn(run, *sets, "encoder", k=200, vote_temperature=1e-6)["accuracy"] == nearest_only
+    assert knn(run, *sets, "encoder", k=200, vote_temperature=10.0)["accuracy"] != nearest_only
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [({"k": 0}, "k is 0"), ({"k": -1}, "k is -1"), ({"vote_temperature": 0.0}, "vote_temperature is 0.0")],
+)
+def test_votes_of_nobody_are_refused(run, sets, wrong, words):
+    with pytest.raises(UserError, match=words):
+        knn(run, *sets, "encoder", **wrong)
 
 
 def test_the_neighbours_that_voted_are_told(tmp_path, capsys):

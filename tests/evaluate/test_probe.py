@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import ProbeSettings, inputs, knn, linear, probe
+from simplicia.evaluate.features import KEPT, encoder_features
 from simplicia.evaluate.inputs import Inputs
 from simplicia.evaluate.linear import Probes, Rates, correct, train
 from simplicia.evaluate.probe import PRESETS, fit, preset
@@ -393,6 +394,37 @@ def test_classes_that_do_not_match(run, sets):
             measure(run, partial, test, "encoder")
     with pytest.raises(UserError, match="no labels"):
         probe(run, dataclasses.replace(train_set, labels=None), test)
+
+
+def test_a_probe_that_diverges_is_never_chosen(run, sets):
+    """Weight decay above 2 / rate flips and grows the weights at every step; the others go on."""
+    wild = dataclasses.replace(QUICK, lrs=(0.1, 5.0), l1=(0.0,), l2=(0.0, 1.0), epochs=60, batch_size=50)
+    trained = fit(run, sets[0], "encoder", wild)
+    assert trained.rates[0].lr * trained.rates[0].l2 < 2 and trained.validation[0] > 5
+    with pytest.raises(UserError, match="not finite"):
+        fit(run, sets[0], "encoder", dataclasses.replace(wild, lrs=(5.0,), l2=(1.0,)))
+
+
+def test_features_are_computed_again_when_a_weight_has_changed(run, sets):
+    other = Run(run.path, run.recipe, copy.deepcopy(run.method), run.state)
+    first = encoder_features(other, sets[1].images)
+    assert encoder_features(other, sets[1].images) is first
+    with torch.no_grad():
+        next(other.method.online.encoder.parameters()).mul_(2)
+    second = encoder_features(other, sets[1].images)
+    assert not torch.equal(first, second)
+    sets[1].images[0] += 1
+    assert not torch.equal(encoder_features(other, sets[1].images)[0], second[0])
+    sets[1].images[0] -= 1
+
+
+def test_a_run_remembers_the_features_of_few_sets(run, sets):
+    other = Run(run.path, run.recipe, run.method, run.state)
+    parts = sets[1].images.split(20)
+    found = [encoder_features(other, part) for part in parts]
+    assert len(other.features) == KEPT < len(parts)
+    assert encoder_features(other, parts[-1]) is found[-1]
+    assert torch.equal(encoder_features(other, parts[0]), found[0])
 
 
 @pytest.mark.parametrize("part", ["encoder", "bottleneck"])

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -196,6 +197,21 @@ def test_a_subset_is_easier_than_guessing_among_all(probe, sets):
 def test_corrupted_images_are_the_same_every_time(probe, sets):
     one, same = (corrupted(probe, sets[1], seed=3) for _ in range(2))
     assert one == same and one["images"] == 75 * 30
+    seen = []
+    watched = types.SimpleNamespace(run=probe.run, correct=lambda x, *_: seen.append(x) or [0])
+    for seed in (3, 4):
+        corrupted(watched, sets[1], seed=seed)
+    noise = names().index("gaussian_noise") * 5
+    assert not seen[noise].equal(seen[75 + noise])
+
+
+def test_files_that_cannot_be_read_are_told_and_counted(probe, sets, draw, tmp_path, capsys):
+    path = draw(tmp_path / "other", {"": 4})
+    broken = next(path.glob("*/*.png")).with_name("broken.png")
+    broken.write_bytes(b"no image")
+    found = OtherSet(path, sets[0].classes, 16).measure(probe)
+    assert found["skipped_files"] == 1 and "skipped" in (told := capsys.readouterr().err)
+    assert f"{broken.parent.name}/broken.png" in told
 
 
 @pytest.mark.parametrize("settings", [FEW, QUICK, dataclasses.replace(QUICK, augment=True)])

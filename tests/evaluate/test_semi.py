@@ -1,6 +1,7 @@
 """Semi-supervised learning: which labels are used, the verb end to end, and mistakes."""
 
 import dataclasses
+import importlib
 import json
 import shutil
 
@@ -42,6 +43,21 @@ def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
     assert [(row["lr"], row["epochs"]) for row in found["trials"]] == [(0.1, 1), (0.1, 2)]
     assert found["selected"] == {"epochs": found["epochs"]} and found["temperature"] == 1
     assert found["steps"] == found["epochs"]  # twelve images are one batch of eight
+
+
+def test_labels_are_drawn_by_the_seed(run, sets, monkeypatch):
+    module, seen = importlib.import_module("simplicia.evaluate.semi"), []
+    real = module.search
+    keep = lambda run, train, val, *rest: (
+        seen.append({*train.files, *val.files})
+        or real(  # noqa: E731
+            run, train, val, *rest
+        )
+    )
+    monkeypatch.setattr(module, "search", keep)
+    for seed in (0, 0, 1):
+        semi(run, *sets, "encoder", dataclasses.replace(QUICK, epochs=(1,), seed=seed))
+    assert seen[0] == seen[1] != seen[2] and len(seen[0]) == len(seen[2]) == 24
 
 
 def test_a_list_and_a_drawn_share_have_files_of_their_own(run, sets, tmp_path):

@@ -1,8 +1,10 @@
 """Checkpoints are whole or not there, strict when read, and survive a full disk."""
 
 import json
+import os
 import resource
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +39,23 @@ def test_the_last_two_are_kept(tmp_path):
     for step in (5, 10, 15):
         checkpoint.save(tmp_path, step, {"a": torch.ones(2)}, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000000010", "step-000000015"]
+
+
+def test_where_folders_cannot_be_opened_files_are_flushed(tmp_path, monkeypatch):
+    """As on Windows, where a descriptor that only reads cannot be flushed either."""
+    real, flushed = os.open, []
+
+    def opened(path, how, *rest):
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied", str(path))
+        flushed.append((Path(path).name, how))
+        return real(path, how, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opened)
+        checkpoint.save(tmp_path, 1, {"a": torch.ones(2)}, {})
+    assert {how for name, how in flushed} == {os.O_RDWR} and len(flushed) == 2
+    assert checkpoint.read(checkpoint.latest(tmp_path))[0]["a"].tolist() == [1, 1]
 
 
 def test_what_a_killed_process_left_is_not_seen_and_swept(tmp_path):
