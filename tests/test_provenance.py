@@ -1,10 +1,13 @@
-"""The commit that a result states."""
+"""The commit and the device that a result states."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from simplicia.provenance import versions
 
 PACKAGE = Path(__file__).parents[1] / "simplicia"
 CODE = "from simplicia.provenance import commit; print(commit())"
@@ -49,3 +52,8 @@ def test_a_copy_without_a_repository_is_told(repository, monkeypatch):
     assert stated(repository) == "unknown"
     monkeypatch.setenv("SIMPLICIA_COMMIT", "abc1234")
     assert stated(repository) == "abc1234"
+
+
+@pytest.mark.parametrize("name", ["cpu", "mps"])
+def test_a_device_is_called_by_its_name(name):
+    assert versions(torch.device(name))["device"].startswith(f"{name} (")

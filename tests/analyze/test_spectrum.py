@@ -56,3 +56,14 @@ def test_wrong_input_is_told():
         spectrum(torch.zeros(3))
     with pytest.raises(ValueError, match="from 1 to 2"):
         spectrum(torch.zeros(2, 5), top=3)
+
+
+def test_the_random_method_is_the_same_every_time_and_leaves_the_callers_numbers():
+    features = torch.randn(60, 90)
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    first = spectrum(features, top=5)
+    assert torch.rand(2).equal(expected)
+    torch.manual_seed(2)
+    assert spectrum(features, top=5).equal(first)

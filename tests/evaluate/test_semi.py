@@ -48,12 +48,11 @@ def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
 def test_labels_are_drawn_by_the_seed(run, sets, monkeypatch):
     module, seen = importlib.import_module("simplicia.evaluate.semi"), []
     real = module.search
-    keep = lambda run, train, val, *rest: (
+
+    def keep(run, train, val, *rest):
         seen.append({*train.files, *val.files})
-        or real(  # noqa: E731
-            run, train, val, *rest
-        )
-    )
+        return real(run, train, val, *rest)
+
     monkeypatch.setattr(module, "search", keep)
     for seed in (0, 0, 1):
         semi(run, *sets, "encoder", dataclasses.replace(QUICK, epochs=(1,), seed=seed))

@@ -104,6 +104,13 @@ def test_a_val_folder_is_the_validation_split(run, tmp_path, draw):
     assert [len(s) for s in held[:3]] == [24, 6, 9] and not held.val_is_own
     assert held.val.labels.bincount().tolist() == [2, 2, 2]
     assert set(held.val.files).isdisjoint(held.train.files)
+    for part, name in (("own/val/red", "a"), ("own/train/red", "b"), ("held/train/red", "c")):
+        (tmp_path / part / f"{name}.png").write_bytes(b"no image")
+    assert splits(run, str(tmp_path / "own")).skipped == 2
+    assert splits(run, str(tmp_path / "held")).skipped == 1  # though both parts of train know of it
+    (folder / "val/loose.png").write_bytes((folder / "val/red/red_val_0.png").read_bytes())
+    with pytest.raises(UserError, match="loose.png' lies beside the folders of classes"):
+        splits(run, str(folder))
 
 
 def test_named_sets_come_at_the_size_of_the_run(run, draw, tmp_path):

@@ -191,3 +191,11 @@ def test_the_projector_is_handed_simplices_less_their_mean_unless_told_otherwise
     assert method.online.offset == method.target.offset == 1 / method.online.bottleneck.vertices
     plain = with_changes(recipes.get("shapes-byol-sem"), {"sem.centred": False}).build()
     assert plain.online.offset == plain.target.offset == 0
+
+
+@pytest.mark.parametrize("text", ["data: " + "[" * 3000, "data: 2020-13-45", "data: \x00", "data: [", "7"])
+def test_a_file_that_is_no_recipe_is_one_sentence(tmp_path, text):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match="recipe.yaml"):
+        read_yaml(path)
