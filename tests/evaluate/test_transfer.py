@@ -10,6 +10,7 @@ import torch
 
 import simplicia
 from simplicia import cli
+from simplicia.errors import UserError
 from simplicia.evaluate.features import labelled
 from simplicia.evaluate.logistic import Codes, Dense
 from simplicia.evaluate.transfer import TransferSettings, accuracies, choose, features, splits, transfer
@@ -109,7 +110,7 @@ def test_a_val_folder_is_the_validation_split(run, tmp_path, draw):
     assert splits(run, str(tmp_path / "own")).skipped == 2
     assert splits(run, str(tmp_path / "held")).skipped == 1  # though both parts of train know of it
     (folder / "val/loose.png").write_bytes((folder / "val/red/red_val_0.png").read_bytes())
-    with pytest.raises(UserError, match="loose.png' lies beside the folders of classes"):
+    with pytest.raises(UserError, match=r"loose\.png' lies beside the folders of classes"):
         splits(run, str(folder))
 
 

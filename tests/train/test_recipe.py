@@ -197,5 +197,5 @@ def test_the_projector_is_handed_simplices_less_their_mean_unless_told_otherwise
 def test_a_file_that_is_no_recipe_is_one_sentence(tmp_path, text):
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
-    with pytest.raises(UserError, match="recipe.yaml"):
+    with pytest.raises(UserError, match=r"recipe\.yaml"):
         read_yaml(path)
