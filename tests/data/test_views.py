@@ -401,31 +401,35 @@ def test_nothing_depends_on_data():
     views = V.Views(BYOL, 24, MEAN, STD, V.LocalCrops(1, 12))
     with FakeTensorMode():  # has no values: reading one, or branching on it, raises
         images = torch.empty(4, 3, 40, 36, dtype=torch.uint8)
-        assert [tuple(view.shape) for view in views(images)] == [(4, 3, 24, 24)] * 2 + [(4, 3, 12, 12)]
+        for aspects in (None, torch.empty(4)):
+            shapes = [tuple(view.shape) for view in views(images, aspects)]
+            assert shapes == [(4, 3, 24, 24)] * 2 + [(4, 3, 12, 12)]
         assert V.eval_view(images, 24, MEAN, STD).shape == (4, 3, 24, 24)
 
 
-def test_views_compile_to_one_graph():
+@pytest.mark.parametrize("aspects", [None, torch.tensor([0.5, 1.0, 3.0])])
+def test_views_compile_to_one_graph(aspects):
     views, images = V.Views(replace(BYOL, blur=(0.5,), solarise=(0.2,)), 24, MEAN, STD), uint8_images(3)
     compiled = torch.compile(views, fullgraph=True, backend="aot_eager")
     torch.manual_seed(0)
-    ours = compiled(images)
+    ours = compiled(images, aspects)
     torch.manual_seed(0)
-    for a, b in zip(ours, views(images), strict=True):
+    for a, b in zip(ours, views(images, aspects), strict=True):
         assert_close(a, b)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_views_can_be_captured_in_a_cuda_graph():
     views, images = V.Views(BYOL, 32, MEAN, STD), uint8_images().cuda()
+    aspects = torch.linspace(0.5, 2, len(images), device="cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        views(images)
+        views(images, aspects)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = views(images)
+        captured = views(images, aspects)
     graph.replay()
     first = captured[0].clone()
     graph.replay()
