@@ -38,6 +38,9 @@ class Run:
         self.path, self.recipe, self.method, self.state = path, recipe, method.eval(), state
         self.features: dict[tuple[int, str], tuple[Any, Tensor, Tensor]] = {}  # what evaluations computed
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"features": {}}  # which hold images
+
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.recipe.name}, step {self.step} of {self.state['total_steps']})"
 
@@ -180,7 +183,7 @@ def check(path: str | Path) -> Path:
         )
     newest = checkpoint.latest(path / "checkpoint")
     if newest is None:
-        raise UserError(f"{path} has no checkpoint yet; it must train for a while first")
+        raise UserError(f"{path} has no checkpoint: it must train for a while first, or it diverged")
     return newest
 
 
@@ -204,8 +207,8 @@ def as_images(images: Tensor | Iterable[Any], size: int) -> Tensor:
     """What users hold as images, as one uint8 tensor (N, 3, H, W)."""
     if isinstance(images, str | Path) or hasattr(images, "convert"):
         images = [images]
-    if isinstance(images, np.ndarray):
-        images = torch.as_tensor(images)
+    if isinstance(images, np.ndarray):  # of paths or pictures, or of their pixels
+        images = images.tolist() if images.dtype.kind in "OUS" else torch.as_tensor(images)
     if isinstance(images, Tensor):
         batch = images[None] if images.dim() == 3 else images
         if batch.is_floating_point() and batch.numel() and batch.min() >= 0 and batch.max() <= 1:

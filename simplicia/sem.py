@@ -73,7 +73,7 @@ class Embedder(nn.Module):
         if not isinstance(temperature, Tensor):
             _check_temperature(temperature)
         self.temperature = temperature  # a setting, free to be changed; in the state_dict only as a Parameter
-        self.embedder = _embedder(embedder, in_features, self.out_features, blocks, bias=norm is None)
+        self.embedder = _embedder(embedder, in_features, self.out_features, blocks, norm)
         self.norm = _norm(norm, self.out_features)
 
     def logits(self, h: Tensor) -> Tensor:
@@ -187,13 +187,14 @@ def _linear(in_features: int, out_features: int, blocks: int, bias: bool) -> nn.
     return BlockLinear(in_features, out_features, blocks, bias=bias)
 
 
-def _embedder(kind: str, in_features: int, out_features: int, blocks: int, bias: bool) -> nn.Module:
+def _embedder(kind: str, in_features: int, out_features: int, blocks: int, norm: str | None) -> nn.Module:
+    bias = norm is None  # which would take it away
     if kind == "linear":
         return _linear(in_features, out_features, blocks, bias)
     if kind == "mlp":
-        hidden = _linear(in_features, in_features, blocks, bias=False)
+        hidden = _linear(in_features, in_features, blocks, bias)
         last = _linear(in_features, out_features, blocks, bias)
-        return nn.Sequential(hidden, nn.BatchNorm1d(in_features), nn.ReLU(), last)
+        return nn.Sequential(hidden, _norm(norm, in_features), nn.ReLU(), last)
     if kind == "identity":
         if blocks != 1:
             raise ValueError(f"embedder 'identity' has no weights to cut into {blocks} blocks; give blocks=1")

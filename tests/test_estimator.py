@@ -48,6 +48,29 @@ def test_codes_are_a_sparse_matrix_of_ones(run, images):
     np.testing.assert_array_equal(found.toarray(), one_hot)
 
 
+def test_paths_may_be_an_array(run, images, tmp_path):
+    from PIL import Image
+
+    files = [tmp_path / f"{i}.png" for i in range(12)]
+    for path, image in zip(files, images[0], strict=False):
+        Image.fromarray(image.transpose(1, 2, 0)).save(path)
+    expected = run.encode(files)
+    for paths in (np.array([str(f) for f in files]), np.array(files, dtype=object)):
+        assert run.encode(paths).equal(expected)
+    pipeline = make_pipeline(RunTransformer(run.path), LogisticRegression())
+    GridSearchCV(pipeline, {}, cv=2, error_score="raise").fit(paths, np.arange(12) % 2)
+
+
+def test_a_run_that_is_handed_on_carries_no_images(run, images):
+    from simplicia.evaluate.features import encoder_features
+
+    before = len(pickle.dumps(run))
+    encoder_features(run, torch.as_tensor(images[0]))
+    data = pickle.dumps(run)
+    assert len(data) == before and len(run.features) == 1
+    assert pickle.loads(data).encode(images[0][:3]).equal(run.encode(images[0][:3]))
+
+
 def test_it_is_a_step_of_a_pipeline_and_of_a_search(run, images):
     pipeline = make_pipeline(RunTransformer(run.path), LogisticRegression(max_iter=500))
     grid = {"runtransformer__temperature": [0.1, 1.0], "runtransformer__layer": ["sem"]}

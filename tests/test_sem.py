@@ -148,6 +148,14 @@ def test_module_is_embed_normalise_softmax(norm, embedder, blocks):
 
 
 @pytest.mark.parametrize("embedder", ["linear", "mlp"])
+@pytest.mark.parametrize("norm", ["layer", None])
+def test_a_batch_of_one_trains_where_nothing_is_normed_over_the_batch(norm, embedder):
+    sem = SimplicialEmbedding(8, simplices=3, vertices=4, norm=norm, embedder=embedder)
+    assert sem(torch.randn(1, 8)).shape == (1, 12)
+    assert not any(isinstance(part, torch.nn.BatchNorm1d) for part in sem.modules())
+
+
+@pytest.mark.parametrize("embedder", ["linear", "mlp"])
 @pytest.mark.parametrize("norm", ["batch", "layer", None])
 @pytest.mark.parametrize("leading", [(), (1,), (7,), (2, 3), (2, 8), (2, 3, 4)])
 def test_any_leading_dimensions(norm, leading, embedder):

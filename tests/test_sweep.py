@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -115,6 +116,25 @@ def test_the_test_split_decides_nothing(folder, quick, tmp_path, monkeypatch):
     for row in found["trials"]:
         assert row["online"], "pruning watches the online probe"
         assert 0.01 <= row["settings"]["optim.lr"] <= 1 and row["settings"]["sem.vertices"] in range(2, 6)
+
+
+def test_a_search_that_is_taken_up_again_has_as_many_trials_as_it_was_begun_with(quick, tmp_path):
+    search = {"optim.lr": "0.01..1:log"}
+    found = sweep("byol-sem", search=search, trials=2, prune=False, out=tmp_path / "sweep", **quick)
+    again = sweep("byol-sem", out=tmp_path / "sweep", resume=True, quiet=True)
+    assert again["trials"] == found["trials"] and len(found["trials"]) == 2
+    more = sweep("byol-sem", out=tmp_path / "sweep", trials=3, resume=True, quiet=True)
+    assert len(more["trials"]) == 3 and more["trials"][:2] == found["trials"]
+
+
+def test_what_comes_next_is_the_model_that_won(folder, tmp_path, capsys):
+    small = "--epochs 1 --batch-size 16 --image-size 16 --encoder tiny --sem.simplices 4 --byol.momentum 0.9"
+    words = f"--data {folder} --out {tmp_path / 's'} {small} --byol.hidden 16 --probe-epochs 1 --device cpu"
+    assert cli.main(["sweep", "byol-sem", *words.split(), "--grid", "method=simclr", "--quiet"]) == 0
+    (told,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("next, on all"))
+    flags = shlex.split(told.split("simplicia pretrain ")[1])
+    assert flags[-2:] == ["--method", "simclr"] and "hidden" not in told and "momentum" not in told
+    assert cli.main(["pretrain", *flags, "--out", str(tmp_path / "run"), "--dry-run", "--device", "cpu"]) == 0
 
 
 def test_trials_below_the_median_are_stopped(quick, tmp_path):

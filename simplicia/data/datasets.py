@@ -148,7 +148,10 @@ def load(
         if path.exists():
             raise UserError(f"{name!r} is a file; a data set is a folder of images or one of {_listed()}")
         if "/" in name or os.sep in name:
-            raise UserError(f"there is no folder {name!r}; the data sets with a name are {_listed()}")
+            raise UserError(
+                f"there is no folder {name!r}; give --data with where it is now, or with one of the sets "
+                f"that have a name, {_listed()}"
+            )
         raise unknown("data set", name, names())
     data_dir = data_dir or os.environ.get("SIMPLICIA_DATA")
     if name in transfer_sets.SETS:
@@ -225,7 +228,7 @@ def split(images: ImageSet, share: float, seed: int = 0) -> tuple[ImageSet, Imag
         raise UserError(f"{images.name} has no labels; holding out a share of each class needs them")
     mask = torch.from_numpy(held_out(images.labels.numpy(), share, seed))
     if not mask.any():
-        raise UserError(f"{images.name} has too few images of each class to hold some out")
+        raise UserError(f"{images.name} has one image of each class; none can be held out for choosing")
     return part(images, (~mask).nonzero()[:, 0]), part(images, mask.nonzero()[:, 0])
 
 

@@ -27,7 +27,10 @@ OTHERS = (".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".j
 # Pillow looks at the content, not the extension; other formats, some of which start programs, are not tried.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 SIZES = (32, 64, 96, 128, 224)
-TEST_FOLDERS = ("test", "val", "valid", "validation")
+# splits, however their names are written
+TRAIN_FOLDERS = ("train", "training")
+VAL_FOLDERS = ("val", "valid", "validation")
+TEST_FOLDERS = ("test", "testing", *VAL_FOLDERS)
 TEST_SHARE = 0.1
 MOST_PIXELS = 90_000_000  # of one image, once a JPEG is reduced: beyond that it is a bomb
 
@@ -101,9 +104,11 @@ def load(
 def validation(folder: Path, size: int) -> ImageSet | None:
     """The images of a folder's val split, if it has one beside its train and test splits."""
     train, test, taken = layout(folder)
-    names = [n for n in TEST_FOLDERS[1:] if (folder / n).is_dir() and _list(folder / n).files]
+    inside = {p.name for p in folder.iterdir() if p.is_dir()}
+    called = [_called(inside, (name,)) for name in VAL_FOLDERS]
+    names = [name for name in called if name is not None and _list(folder / name).files]
     # Where val had to be the test split, it is not there to choose on.
-    if test is None or taken != "test" or not names or not (train.labelled and test.labelled):
+    if test is None or taken in VAL_FOLDERS or not names or not (train.labelled and test.labelled):
         return None
     images, files, skipped = read_all(folder / names[0], size)
     if loose := [file for file in files if "/" not in file]:
@@ -150,7 +155,8 @@ def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple
 def layout(folder: Path) -> tuple[Listing, Listing | None, str | None]:
     """The images to train on, those to test on and their folder; without them a tenth of each class is kept.
 
-    A folder named train is the training split if a test folder lies beside it or nothing does, else a class.
+    A folder named train is the training split if a test folder lies beside it or nothing does, else a class;
+    so are Train, TRAIN and training.
     Splits and classes may be links to folders elsewhere.
     """
     try:
@@ -158,13 +164,20 @@ def layout(folder: Path) -> tuple[Listing, Listing | None, str | None]:
     except OSError as error:
         raise UserError(f"the folder {str(folder)!r} cannot be opened: {error.strerror}") from error
     inside = {name for name in inside if not name.startswith(".")}
-    if "train" not in inside or (inside != {"train"} and inside.isdisjoint(TEST_FOLDERS)):
+    train_name, *tests = (_called(inside, names) for names in (TRAIN_FOLDERS, *((n,) for n in TEST_FOLDERS)))
+    if train_name is None or (inside != {train_name} and not any(tests)):
         return _list(folder), None, None
-    train = _list(folder / "train")
-    for name in TEST_FOLDERS:
-        if name in inside and (test := _list(folder / name)).files:
-            return train, test, name
+    train = _list(folder / train_name)
+    for called, name in zip(TEST_FOLDERS, tests, strict=True):
+        if name is not None and (test := _list(folder / name)).files:
+            return train, test, called
     return train, None, None
+
+
+def _called(inside: set[str], names: tuple[str, ...]) -> str | None:
+    """The folder that has one of the names, however it is written; as it is, if there are several."""
+    found = sorted((n for n in inside if n.lower() in names), key=lambda n: (n not in names, n))
+    return found[0] if found else None
 
 
 def _list(folder: Path) -> Listing:
@@ -351,7 +364,7 @@ def _to_rgb(image: "Image.Image") -> "Image.Image":
     if image.mode == "F":
         return _grey(np.asarray(image), tops=(1, 255))
     if image.mode.startswith("I"):
-        return _grey(np.asarray(image), tops=(65535,))
+        return _grey(np.asarray(image), tops=(255, 4095, 65535))  # of 8, 12 and 16 bits
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")

@@ -40,6 +40,11 @@ def labelled_for(
     test = datasets.load(name, "test", directory, size=size)
     for images in (train, test):
         tell_skipped(images)
+    if test.labels is None:
+        raise UserError(
+            f"the test images of {test.name} have no classes to measure with; of those in its train folder, "
+            f"given as --data, a tenth would be tested on"
+        )
     check_classes(train, test)
     return train, test
 

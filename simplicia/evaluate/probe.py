@@ -310,11 +310,14 @@ def probe(
 
 
 def _hold_out(images: ImageSet, validation: float) -> Tensor:
-    """A mask of the training images to choose on: some of each class, the same every time."""
+    """A mask of the training images to choose on: some of each class, the same every time.
+
+    Where a share is held out, a class of one image stays in training, and nothing is chosen by it.
+    """
     assert images.labels is not None
     labels = images.labels.numpy()
     mask = np.zeros(len(labels), dtype=bool)
-    least = 2 if validation < 1 else int(validation) + 1
+    least = 1 if validation < 1 else int(validation) + 1
     for number in np.unique(labels):
         members = np.flatnonzero(labels == number)
         if len(members) < least:
@@ -325,4 +328,6 @@ def _hold_out(images: ImageSet, validation: float) -> Tensor:
         share = round(validation * len(members)) if validation < 1 else int(validation)
         count = min(max(share, 1), len(members) - 1)
         mask[np.random.default_rng(0).permutation(members)[:count]] = True
+    if not mask.any():
+        raise UserError(f"{images.name} has one image of each class; none can be held out for choosing")
     return torch.from_numpy(mask)

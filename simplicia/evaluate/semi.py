@@ -42,7 +42,13 @@ class SemiSettings:
             raise UserError(f"fraction is {self.fraction}; it must be a share between 0 and 1")
 
 
-def subset(train: ImageSet, fraction: float, seed: int = 0, names: Path | None = None) -> ImageSet:
+def subset(
+    train: ImageSet,
+    fraction: float,
+    seed: int = 0,
+    names: Path | None = None,
+    tested: tuple[str, ...] = (),  # files that are not there to learn from
+) -> ImageSet:
     """The images whose labels are used: those a file names, one a line, or the same share of every class."""
     assert train.labels is not None
     if names is None:
@@ -57,10 +63,15 @@ def subset(train: ImageSet, fraction: float, seed: int = 0, names: Path | None =
     by_name: dict[str, list[int]] = {}
     for i, file in enumerate(train.files):
         by_name.setdefault(Path(file).name, []).append(i)
+        within = file.split("/", 1)[-1]  # a split's folder, if there is one
+        if "/" in within:
+            by_name.setdefault(within, []).append(i)
     by_name |= {file: [i] for i, file in enumerate(train.files)}
     unknown = [name for name in wanted if name not in by_name]
     if unknown or not wanted:
         what = f"names {unknown[0]!r}" if unknown else "is empty"
+        if unknown and any(file == unknown[0] or file.endswith(f"/{unknown[0]}") for file in tested):
+            what += ", which is tested on"
         raise UserError(
             f"the list {str(names)!r} {what}; it takes names of training images such as {train.files[0]!r}"
         )
@@ -89,7 +100,7 @@ def semi(
     settings = settings or SemiSettings()
     settings.validate()
     layer = trainable_layer(run, layer)
-    labelled = subset(train, settings.fraction, settings.seed, names)
+    labelled = subset(train, settings.fraction, settings.seed, names, test.files)
     check_classes(labelled, test)
     try:
         sets = hold_out(labelled, settings.validation, settings.seed)

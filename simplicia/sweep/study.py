@@ -99,7 +99,9 @@ def _go(
     points = plan.points()
     for point in points if plan.grid else []:
         study.enqueue_trial(point, skip_if_exists=True)
-    count = trials or (TRIALS if plan.search else len(points))
+    # of a sweep that is taken up again what it was begun with, unless another number is asked for
+    count = trials or study.user_attrs.get("trials") or (TRIALS if plan.search else len(points))
+    study.set_user_attr("trials", count)
     if not plan.search:
         count = min(count, len(points))
     seed = plan.recipe.seed

@@ -4,6 +4,7 @@ import json
 import sys
 from typing import Any
 
+from simplicia.errors import UserError
 from simplicia.options import Parser, add_settings, amount, measuring, positive, target
 from simplicia.show import table, write_text
 
@@ -30,6 +31,8 @@ def probe(arguments: list[str]) -> None:
     settings.validate()
     run = load(given["run"], given["device"])
     layer = run.check_layer(given["layer"])
+    if given["temperatures"] is not None and layer != "sem":
+        raise UserError(f"--temperatures are of layer sem; layer {layer!r} takes none")
     run.network(given["network"])
     train, test = labelled(run, given["data"], given["data_dir"])
     with progress_bar(layer, settings, given["quiet"]) as progress:

@@ -78,8 +78,11 @@ def sweep(arguments: list[str]) -> None:
     print(f"written to {folder}/sweep.json, sweep.csv and sweep.svg")
     named, own = flat(as_dict(recipe)), flat(found["plan"]["recipe"])  # also of a sweep taken up again
     apart = ("name", "holdout", *(["online_every"] if found["plan"]["prune"] else []), *names)
-    kept = {k: v for k, v in own.items() if k not in apart and v != named.get(k)} | best["settings"]
     method = best["settings"].get("method", own["method"])
+    kept = {k: v for k, v in own.items() if k not in apart and v != named.get(k)}
+    if method != own["method"]:  # which had none of the other's options
+        kept = {k: v for k, v in kept.items() if not k.startswith("options.")}
+    kept |= best["settings"]
     flags = [f"--{_flag(name, method)} {_words(value)}" for name, value in kept.items()]
     print(f"next, on all training images: simplicia pretrain {' '.join([recipe.name, *flags])}")
 
@@ -90,21 +93,29 @@ def bound(arguments: list[str]) -> None:
         description="Expressivity and gap of Theorem 1: in theory, or with RUN as measured on its simplices.",
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="the folder of a run with SEM")
-    parser.add_argument("--vertices", nargs="+", type=positive, default=[13], metavar="V")
-    parser.add_argument("--simplices", type=positive, default=5000, metavar="L", help="(default: 5000)")
-    parser.add_argument(
-        "--margins", nargs="+", type=float, default=[0.1], metavar="DELTA", help="(default: 0.1)"
-    )
     parser.add_argument("--temperatures", nargs="+", type=amount, metavar="TAU")
     parser.add_argument("--figure", type=target, metavar="PATH", help="draw theory to PATH.svg or PATH.png")
     parser.add_argument("--json", type=target, metavar="PATH", help="where the numbers go")
+    theory = parser.add_argument_group("in theory")
+    theory.add_argument("--vertices", nargs="+", type=positive, metavar="V", help="(default: 13)")
+    theory.add_argument("--simplices", type=positive, metavar="L", help="(default: 5000)")
+    theory.add_argument("--margins", nargs="+", type=float, metavar="DELTA", help="(default: 0.1)")
     measured = parser.add_argument_group("with RUN")
     measured.add_argument("--data", help="a data set or folder (default: the run's own)")
     measured.add_argument("--data-dir", help="where standard data sets lie (default: as in the run)")
-    measured.add_argument("--network", default="online", help="online or target (default: online)")
-    measured.add_argument("--samples", type=positive, default=2000, help="images looked at (default: 2000)")
-    measured.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
+    measured.add_argument("--network", help="online or target (default: online)")
+    measured.add_argument("--samples", type=positive, help="images looked at (default: 2000)")
+    measured.add_argument("--device", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     given = parser.parse(arguments)
+    others: tuple[str, ...] = ("data", "data_dir", "network", "samples", "device")
+    if given.run is not None:
+        others = () if given.figure else ("vertices", "simplices", "margins")
+    for name in others:
+        if getattr(given, name) is not None:
+            which = "without a run" if given.run is None else "with a run"
+            raise UserError(f"--{name.replace('_', '-')} does nothing {which}; leave it out")
+    given.vertices, given.simplices = given.vertices or [13], given.simplices or 5000
+    given.margins = given.margins or [0.1]
     if given.run is not None:
         _bound_of_run(given)
     else:
@@ -148,7 +159,8 @@ def _bound_of_run(given: Any) -> None:
     from simplicia.evaluate.results import of_others
     from simplicia.run import load
 
-    run = load(given.run, given.device)
+    run = load(given.run, given.device or "auto")
+    network, samples = given.network or "online", given.samples or SAMPLES
     name = given.data or run.recipe.data
     size = datasets.decoded_size(name, run.recipe.stored)
     place = given.data_dir or run.recipe.data_dir
@@ -158,7 +170,7 @@ def _bound_of_run(given: Any) -> None:
         if images is not None:
             tell_skipped(images)
     chosen = {} if given.temperatures is None else {"temperatures": given.temperatures}
-    found = tradeoff(run, train, test, samples=given.samples, network=given.network, **chosen)
+    found = tradeoff(run, train, test, samples=samples, network=network, **chosen)
     margin = found["margin"]
     keys = ("measured", "supremum", "bound", "lipschitz", "train_loss", "test_loss", "term")
     rows = [
@@ -176,9 +188,9 @@ def _bound_of_run(given: Any) -> None:
         f"median {margin['median']:.2g}, in units of the largest magnitude, {found['scale']:.3g}"
     )
     words = ["bound", *of_others(run, train.source or train.name, train.name)]
-    words += [f"samples-{given.samples}"] if given.samples != SAMPLES else []
+    words += [f"samples-{samples}"] if samples != SAMPLES else []
     words += [f"at-{'_'.join(f'{t:g}' for t in given.temperatures)}"] if given.temperatures else []
-    words += [given.network] if given.network != "online" else []
+    words += [network] if network != "online" else []
     print(f"written to {run.write_result('-'.join(words), found, given.json)}")
 
 

@@ -18,7 +18,7 @@ def transfer(arguments: list[str]) -> None:
     given, settings, run = _opened(parser, TransferSettings(), arguments)
     layer = default_layer(run, given["layer"])
     sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
-    found = transfer(run, sets, layer, given["temperature"], settings, given["network"], quiet=False)
+    found = transfer(run, sets, layer, given["temperature"], settings, given["network"], given["quiet"])
     table(
         f"transfer to {found['dataset']}, logistic regression, {layer}, {found['network']} network",
         ["regulariser", "validation %", "test %", "mean of classes %"],
@@ -41,7 +41,7 @@ def finetune(arguments: list[str]) -> None:
     given, settings, run = _opened(parser, FinetuneSettings(), arguments)
     layer = trainable_layer(run, given["layer"])
     sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
-    found = finetune(run, sets, layer, settings, given["network"], quiet=False)
+    found = finetune(run, sets, layer, settings, given["network"], given["quiet"])
     table(
         f"fine-tuned on {found['dataset']}, {layer}, {found['steps']} steps",
         ["rate", "validation %", "test %", "mean of classes %"],
@@ -68,7 +68,7 @@ def semi(arguments: list[str]) -> None:
     layer = trainable_layer(run, given["layer"])
     names = None if given["list"] is None else Path(given["list"])
     train, test = labelled(run, given["data"], given["data_dir"])
-    found = semi(run, train, test, layer, settings, names, given["network"], quiet=False)
+    found = semi(run, train, test, layer, settings, names, given["network"], given["quiet"])
     tau = "-" if found["temperature"] is None else f"{found['temperature']:g}"
     table(
         f"{found['labelled_images']} labels of {found['dataset']}, {layer}: {found['labelled_list']}",
@@ -132,10 +132,12 @@ def robustness(arguments: list[str]) -> None:
         changes = {name: given[name] for name in vars(settings) if given[name] is not None}
         settings = with_changes(preset(kind), changes)
     layer = default_layer(run, given["layer"]) if kind == "logistic" else run.check_layer(given["layer"])
+    if given.get("temperatures") is not None and layer != "sem":
+        raise UserError(f"--temperatures are of layer sem; layer {layer!r} takes none")
     train, test = labelled(run, given["data"], given["data_dir"])
     others = [Path(path) for path in given["sets"]]
     words = layer, given.get("temperature"), settings, given["network"]
-    found = robustness(run, train, test, others, given["corrupt"], *words, quiet=False)
+    found = robustness(run, train, test, others, given["corrupt"], *words, quiet=given["quiet"])
     protocol = "robustness"
     if kind != "logistic":
         found |= {"preset": called(kind, settings), "changed": changed(settings, preset(kind))}
@@ -173,6 +175,7 @@ def _opened(parser: Any, defaults: Any, arguments: list[str]) -> tuple[dict[str,
     from simplicia.run import load
     from simplicia.train.settings import with_changes
 
+    parser.add_argument("--quiet", action="store_true", help="no progress")
     setters = add_settings(parser, defaults)
     given = vars(parser.parse(arguments))
     settings = with_changes(defaults, {k: given[k] for k in setters if given[k] is not None})

@@ -289,4 +289,8 @@ def test_the_verb_prints_writes_and_draws(run, tmp_path, capsys):
         assert cli.main(["bound", str(run.path), *words.split(), "--device", "cpu"]) == 0
         (file,) = (run.path / "results").glob(f"*{name}*target*" if words else f"{name}.json")
         assert json.loads(file.read_text())["network"] == ("target" if words else "online")
+    capsys.readouterr()
+    for words in (["--samples", "3"], ["--data", "digits"], [str(run.path), "--vertices", "5"]):
+        assert cli.main(["bound", *words]) == 2
+        assert f"{words[-2]} does nothing with" in capsys.readouterr().err
     assert cli.main(["bound", "--figure", str(tmp_path / "bound.txt")]) == 2

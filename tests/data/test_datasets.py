@@ -397,6 +397,19 @@ def test_test_comes_before_val_and_train_may_be_a_class(tmp_path):
     assert load(tmp_path / "alone").classes == ("x",) and len(load(tmp_path / "alone", "test")) == 1
 
 
+@pytest.mark.parametrize(
+    "names", [("Train", "Test", "Val"), ("TRAIN", "TEST", "VALID"), ("training", "testing", "Validation")]
+)
+def test_splits_are_known_however_they_are_written(tmp_path, names):
+    train, test, val = names
+    for name in names:
+        for kind in "xy":
+            picture(tmp_path / name / kind / "1.png")
+    assert load(tmp_path).files == (f"{train}/x/1.png", f"{train}/y/1.png")
+    assert load(tmp_path, "test").files == (f"{test}/x/1.png", f"{test}/y/1.png")
+    assert validation(tmp_path).files == (f"{val}/x/1.png", f"{val}/y/1.png")
+
+
 def test_a_split_may_be_a_link_and_val_that_is_tested_on_is_not_chosen_on(tmp_path):
     for name in ("linked", "empty"):
         for split in ("train", "val"):
@@ -567,6 +580,11 @@ def test_sixteen_bits_are_scaled_and_not_clipped(tmp_path):
     Image.fromarray((ramp.astype(np.float32) - 30000) * 7).save(tmp_path / "any.tif")
     for path in sorted(tmp_path.iterdir()):
         assert abs(decode(path, 64).astype(int) - expected).max() <= 1, path.name
+    for top in (255, 4095):
+        Image.fromarray((ramp // (65536 // (top + 1))).astype(np.uint16)).save(tmp_path / "few.png")
+        Image.fromarray((ramp // (65536 // (top + 1))).astype(np.int32)).save(tmp_path / "few.tif")
+        for name in ("few.png", "few.tif"):
+            assert abs(decode(tmp_path / name, 64).astype(int) - expected).max() <= 1, (top, name)
     Image.fromarray(np.full((9, 9), -5, np.int32)).save(tmp_path / "flat.tif")
     Image.fromarray(np.full((9, 9), np.nan, np.float32)).save(tmp_path / "nan.tif")
     assert (decode(tmp_path / "flat.tif", 8) == 0).all() and (decode(tmp_path / "nan.tif", 8) == 0).all()

@@ -223,7 +223,15 @@ def test_mistakes_are_one_line_and_status_two(runs, folder, tmp_path, capsys):
     shutil.copytree(folder, lonely)
     for path in sorted((lonely / "train/class2").iterdir())[1:]:
         path.unlink()
-    assert "'class2' has 1" in complaint(capsys, "probe", byol, "--data", lonely)
+    told = complaint(capsys, "probe", byol, "--data", lonely, "--validation", 1)
+    assert "'class2' has 1, and needs 2" in told
+    told = complaint(capsys, "probe", byol, "--temperatures", 0.1)
+    assert "--temperatures are of layer sem; layer 'encoder' takes none" in told
+    (tmp_path / "competition").mkdir()
+    shutil.copytree(folder / "train", tmp_path / "competition/train")
+    shutil.copytree(next((folder / "train").iterdir()), tmp_path / "competition/test")
+    told = complaint(capsys, "knn", byol, "--data", tmp_path / "competition")
+    assert "the test images of competition have no classes" in told
 
 
 def tuned(**more):

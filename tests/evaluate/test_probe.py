@@ -366,13 +366,17 @@ def test_bad_settings_are_one_sentence(run, sets, change, words):
         probe(run, *sets, "sem", dataclasses.replace(QUICK, **change))
 
 
-def test_one_image_of_a_class_cannot_be_chosen_on(run, sets):
+def test_one_image_of_a_class_is_trained_on_and_not_chosen_on(run, sets):
     train_set, test = sets
     lonely = dataclasses.replace(
         train_set, images=train_set.images[:21], labels=torch.tensor([*range(20), 0])
     )
-    with pytest.raises(UserError, match=r"too few images .* has 1, and needs 2"):
-        probe(run, lonely, test, "encoder", QUICK)
+    assert probe(run, lonely, test, "encoder", QUICK)["validation_images"] == 1
+    with pytest.raises(UserError, match="has 1, and needs 2"):
+        probe(run, lonely, test, "encoder", dataclasses.replace(QUICK, validation=1))
+    every = dataclasses.replace(train_set, images=train_set.images[:20], labels=torch.arange(20))
+    with pytest.raises(UserError, match="has one image of each class"):
+        probe(run, every, test, "encoder", QUICK)
 
 
 def test_something_of_each_class_stays_in_training(run):

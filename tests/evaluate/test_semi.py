@@ -172,10 +172,14 @@ def test_mistakes(run, sets, small_run, colours, tmp_path, fails):
     assert "fraction is 1.5" in told("--fraction", 1.5)
     assert "fraction is 0" in told("--fraction", 0)
     few = told("--fraction", 0.01)
-    assert "class 'blue' of colours has one image" in few and "fraction is 0.01; give more" in few
+    assert "colours has one image of each class" in few and "fraction is 0.01; give more" in few
     assert "cannot be read" in told("--list", tmp_path / "none.txt")
     (tmp_path / "wrong.txt").write_text("n0144_1.JPEG")
     assert "names 'n0144_1.JPEG'; it takes names of training images" in told("--list", tmp_path / "wrong.txt")
+    (tmp_path / "tested.txt").write_text("blue/blue_test_0.png")
+    assert "names 'blue/blue_test_0.png', which is tested on; it" in told("--list", tmp_path / "tested.txt")
+    (tmp_path / "short.txt").write_text("\n".join(file.removeprefix("train/") for file in train.files[:7]))
+    assert subset(train, 0.1, names=tmp_path / "short.txt").files == train.files[:7]
     (tmp_path / "empty.txt").write_text("")
     assert "is empty" in told("--list", tmp_path / "empty.txt")
     assert "give one of the two" in told("--list", tmp_path / "wrong.txt", "--fraction", 0.1)

@@ -139,7 +139,7 @@ def test_mistakes_are_one_line_and_status_two(
     assert "share between 0 and 1" in told("--data", colours, "--validation", 2)
 
     lonely = draw(tmp_path / "lonely", {"train": 1, "test": 2})
-    assert "class 'blue' of lonely has one image" in told("--data", lonely)
+    assert "lonely has one image of each class" in told("--data", lonely)
     unseen = draw(tmp_path / "unseen", {"train": 3, "test": 2})
     shutil.rmtree(unseen / "train" / "green")
     assert "unseen tests classes that no training image shows: green" in told("--data", unseen)
