@@ -12,6 +12,7 @@ from torch import Tensor
 from simplicia.data.views import centre_squares
 from simplicia.errors import UserError, unknown
 
+MEMORY = "memory"  # what the data of a run are called that was given its images from Python
 IN_MEMORY = ("cifar10", "cifar100", "digits", "shapes")  # sets of 32 pixels that are not files of images
 # The constants everyone normalises with, so that numbers compare with those of other people.
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -141,6 +142,8 @@ def load(
     name = os.fspath(name)
     if split not in ("train", "test"):
         raise unknown("split", split, ("train", "test"))
+    if name == MEMORY:
+        raise UserError("the run's images were given from Python, and are gone; give --data with others")
     if name not in names():
         path = Path(name).expanduser()
         if path.is_dir():

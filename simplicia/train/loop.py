@@ -1,6 +1,7 @@
 """Pre-training, from a recipe to a run's folder: ``pretrain("shapes-byol-sem", epochs=5)``."""
 
 import math
+import os
 import secrets
 import shlex
 import shutil
@@ -20,9 +21,10 @@ from simplicia.data.streaming import Streamed, place_images
 from simplicia.data.views import Views
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.provenance import commit, versions
-from simplicia.run import Run, load
+from simplicia.run import Run, check, load
 from simplicia.train import checkpoint, devices, health, place, recipes
 from simplicia.train.fit import check_parts, fit
+from simplicia.train.initial import take_over
 from simplicia.train.log import Log, Progress, check_loggers, duration
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe
@@ -51,6 +53,7 @@ def pretrain(
 ) -> Run | None:
     """Train a recipe (or the name of one, with changes) into the folder ``out``, and return the run.
 
+    ``data`` may be the name of a set, a folder, or images: a uint8 tensor or array (N, 3, H, W), an ImageSet.
     ``resume`` goes on from the newest checkpoint of ``out``, or starts without one. ``dry_run`` says what
     would happen and returns None. Ctrl-C and SIGTERM save before they end the training,
     and so does the time ``until``, of ``time.monotonic``: at least ``saving`` seconds before it, and longer
@@ -58,6 +61,9 @@ def pretrain(
     ``on_online(epoch, accuracies)`` is called when online probes were measured; what it raises ends the run.
     """
     named = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    images: ImageSet | None = None
+    if not isinstance(changes.get("data", ""), str | os.PathLike):
+        images, changes = place.given(changes["data"]), {**changes, "data": datasets.MEMORY}
     folder = place.choose(named.name, out, resume)
     if resume and (folder / "recipe.yaml").exists():
         recipe = place.resumed(recipe, changes, folder)
@@ -68,9 +74,12 @@ def pretrain(
     if recipe.data == "auto":
         raise UserError(f"recipe {recipe.name!r} is for your own images; give --data with a folder or a name")
     check_parts(recipe, processes)
+    if recipe.init is not None and checkpoint.latest(folder / "checkpoint") is None:
+        check(recipe.init)
     fabric = devices.fabric(device, processes, recipe.precision)
     quiet = quiet or fabric.global_rank > 0
-    images = load_images(recipe, "train", download, quiet)
+    if images is None:
+        images = load_images(recipe, "train", download, quiet)
     measured: ImageSet | None = None
     if recipe.holdout:
         images, measured = datasets.split(images, recipe.holdout)
@@ -99,7 +108,11 @@ class Training:
     ):
         self.recipe, self.folder, self.images, self.fabric, self.quiet = recipe, folder, images, fabric, quiet
         world = fabric.world_size
-        self.method = recipe.build().to(fabric.device)
+        self.method = recipe.build()
+        self.begun_with = (0, 0)  # tensors of another run, of how many
+        if recipe.init is not None and checkpoint.latest(folder / "checkpoint") is None:
+            self.begun_with = take_over(self.method, recipe.init)
+        self.method.to(fabric.device)
         self.method.to(memory_format=torch.channels_last)
         if fabric.device.type == "cuda" and world > 1:
             self.method = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.method)
@@ -134,6 +147,9 @@ class Training:
         say = Progress("", 1, 0, self.quiet).say
         online = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
         say(f"{recipe.name}: {len(data):,} images of {data.name}, {online:,} parameters")
+        if self.begun_with[0]:
+            taken, total = self.begun_with
+            say(f"begins with the weights of {recipe.init}: {taken} of {total} tensors")
         if notes:
             say(f"chosen from the images: {', '.join(notes)}")
         if isinstance(self.step.data, Streamed):

@@ -4,7 +4,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from simplicia.data import datasets
+from simplicia.data.datasets import ImageSet
 from simplicia.errors import Busy, UserError
 from simplicia.train.fit import OPEN
 from simplicia.train.recipe import Recipe, read_yaml, write_yaml
@@ -124,6 +129,20 @@ def check_colours(folder: Path, state: dict[str, Any], statistics: tuple[Any, An
             )
 
 
+def given(images: Any) -> ImageSet:
+    """Images that a caller has in memory, as a set."""
+    if isinstance(images, ImageSet):
+        return images
+    if isinstance(images, np.ndarray) and images.dtype == np.uint8:
+        images = torch.from_numpy(np.ascontiguousarray(images))
+    if not isinstance(images, Tensor):
+        what = f"an array of {images.dtype}" if isinstance(images, np.ndarray) else type(images).__name__
+        raise UserError(
+            f"data is {what}; give a name, a folder, a uint8 tensor or array (N, 3, H, W), or an ImageSet"
+        )
+    return ImageSet(datasets.MEMORY, images.cpu().contiguous())
+
+
 def findable(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that the run finds its data from anywhere."""
     if not recipe.data:
@@ -131,6 +150,8 @@ def findable(recipe: Recipe) -> Recipe:
     changes = {}
     if recipe.data not in datasets.names() and Path(recipe.data).is_dir():
         changes["data"] = str(Path(recipe.data).resolve())
+    if recipe.init is not None:
+        changes["init"] = str(Path(recipe.init).expanduser().resolve())
     if recipe.data_dir:
         changes["data_dir"] = str(Path(recipe.data_dir).expanduser().resolve())
     return dataclasses.replace(recipe, **changes)  # type: ignore[arg-type]

@@ -78,6 +78,7 @@ class Recipe:
     micro_batch: int = 0  # images, over all processes, that are in the networks at once (0: the whole batch)
     precision: Literal["auto", "32", "bf16"] = "auto"  # ("auto": bf16 on a GPU, 32 bits elsewhere)
     seed: int = 0
+    init: str | None = None  # the folder of a run whose weights training begins with
     holdout: float = 0.0  # share of each class kept out of training, for online probes (0: they use test)
     sem: SemSettings = field(default_factory=SemSettings)
     vq: VqSettings = field(default_factory=VqSettings)

@@ -22,7 +22,7 @@ import simplicia
 from simplicia import cli, methods
 from simplicia.data import views
 from simplicia.encoders import ResNet
-from simplicia.errors import Diverged, UserError
+from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.evaluate.features import encoder_features, labelled
 from simplicia.train import checkpoint, devices, loop
 from simplicia.train.step import Step
@@ -725,3 +725,67 @@ def test_it_stops_early_enough_for_a_slow_disk(folder, tmp_path, monkeypatch):
         simplicia.pretrain(
             "byol", out=tmp_path / "run", until=time.monotonic() + 3600, **settings(folder, "byol")
         )
+
+
+def test_images_in_memory_train_as_those_of_a_set(tmp_path):
+    found = simplicia.data.datasets.load("shapes")
+    small = {**SMALL, "epochs": 1, "options": HEADS["byol"], "out": tmp_path / "a"}
+    named = simplicia.pretrain("shapes-byol-sem", data="shapes", **small)
+    for name, data in (("set", found), ("tensor", found.images), ("array", found.images.numpy())):
+        run = simplicia.pretrain("shapes-byol-sem", data=data, **{**small, "out": tmp_path / name})
+        for key, value in named.method.state_dict().items():
+            assert torch.equal(run.method.state_dict()[key], value), (name, key)
+    assert run.recipe.data == "memory" and run.encode(found.images[:2]).shape[0] == 2
+    with pytest.raises(UserError, match="given from Python, and are gone"):
+        labelled(run)
+    longer = {**small, "epochs": 2, "out": tmp_path / "b", "until": time.monotonic()}
+    with pytest.raises(Interrupted):
+        simplicia.pretrain("shapes-byol-sem", data=found.images, **longer)
+    del longer["until"]
+    with pytest.raises(UserError, match="given from Python, and are gone"):
+        simplicia.pretrain("shapes-byol-sem", resume=True, **longer)
+    assert simplicia.pretrain("shapes-byol-sem", data=found.images, resume=True, **longer).finished
+    for wrong, words in (
+        (found.images.float(), "uint8 of shape"),
+        (found.images.float().numpy(), "data is an array of float32"),
+        ([1, 2], "data is list"),
+    ):
+        with pytest.raises(UserError, match=words):
+            simplicia.pretrain("shapes-byol-sem", data=wrong, **{**small, "out": tmp_path / "wrong"})
+
+
+def test_training_begins_with_the_weights_of_another_run(folder, tmp_path, capfd):
+    first = simplicia.pretrain("byol-sem", out=tmp_path / "first", **settings(folder, epochs=1))
+    begun = {"epochs": 1, "init": tmp_path / "first", "optim.lr": 0.0, "optim.warmup_lr": 0.0, "quiet": False}
+    there = first.method.state_dict()
+
+    def weights(run, part):
+        return {k: v for k, v in run.method.state_dict().items() if k.startswith(part) and "running" not in k}
+
+    same = simplicia.pretrain("byol-sem", out=tmp_path / "same", **settings(folder, **begun))
+    assert "begins with the weights of" in capfd.readouterr().err
+    # at a rate of 0 nothing moves but statistics
+    names = [k for k in weights(same, "online") if "num_batches" not in k]
+    assert names and all(torch.equal(same.method.state_dict()[k], there[k]) for k in names)
+    other = simplicia.pretrain("simclr", out=tmp_path / "other", **settings(folder, "simclr", **begun))
+    assert all(
+        torch.equal(v, there[k])
+        for k, v in weights(other, "online.encoder").items()
+        if "num_batches" not in k
+    )
+    target = simplicia.pretrain(
+        "moco", out=tmp_path / "target", **settings(folder, "moco", **begun | {"init": tmp_path / "other"})
+    )
+    state = target.method.state_dict()
+    for key, value in weights(target, "target.encoder").items():
+        if "num_batches" not in key:
+            assert torch.equal(value, state[key.replace("target.", "online.", 1)])
+            assert torch.equal(value, other.method.state_dict()[key.replace("target.", "online.", 1)])
+    shutil.rmtree(tmp_path / "first")
+    assert simplicia.load(tmp_path / "same").recipe.init == str(tmp_path / "first")  # it is not needed now
+    for changes, words in (
+        ({"init": tmp_path / "nowhere"}, "nowhere is not a run"),
+        ({"init": tmp_path / "same", "encoder": "resnet18"}, "whose encoder is another"),
+    ):
+        with pytest.raises(UserError, match=words):
+            simplicia.pretrain("byol", out=tmp_path / "wrong", **settings(folder, **begun | changes))
