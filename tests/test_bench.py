@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -60,6 +61,19 @@ def test_libraries_that_are_not_installed_are_skipped_with_a_sentence(tmp_path, 
     assert row.keys() >= BELIEVED | {"version", "workers"} and row["library"] == "simplicia"
     assert row["times_ours"] == 1 and row["batch_size"] == 2 and f"{row['ms_per_step']:.2f} ms" in said
     assert "lightly is skipped, since" in said and "solo-learn is skipped, since" in said
+
+
+def test_trainings_are_timed_alone_and_together(tmp_path):
+    path = tmp_path / "together.json"
+    script = Path(__file__).parents[1] / "benchmarks" / "together.py"
+    words = ["shapes-simclr", "shapes-byol", "--seconds", "0.1", "--json", str(path)]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(path.read_text())
+    assert [row["recipe"] for row in found["rows"]] == words[:2] and found["mps"] is False
+    assert found["share"] == pytest.approx(
+        sum(row["images_per_s_beside"] / row["images_per_s_alone"] for row in found["rows"])
+    )
 
 
 def test_a_library_is_timed_from_end_to_end_without_its_warm_up():

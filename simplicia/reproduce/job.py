@@ -21,7 +21,7 @@ from simplicia.run import Run
 from simplicia.train import checkpoint, place
 from simplicia.train.devices import choose
 from simplicia.train.fit import fit
-from simplicia.train.loop import load_images
+from simplicia.train.images import load_images
 from simplicia.train.recipe import Recipe, read_yaml
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from simplicia.provenance import commit, versions
 from simplicia.run import Run, check, load
 from simplicia.train import checkpoint, devices, health, place, recipes
 from simplicia.train.fit import check_parts, fit
+from simplicia.train.images import given, load_images
 from simplicia.train.initial import take_over
 from simplicia.train.log import Log, Progress, check_loggers, duration
 from simplicia.train.online import OnlineProbe
@@ -63,7 +64,7 @@ def pretrain(
     named = recipes.get(recipe) if isinstance(recipe, str) else recipe
     images: ImageSet | None = None
     if not isinstance(changes.get("data", ""), str | os.PathLike):
-        images, changes = place.given(changes["data"]), {**changes, "data": datasets.MEMORY}
+        images, changes = given(changes["data"]), {**changes, "data": datasets.MEMORY}
     folder = place.choose(named.name, out, resume)
     if resume and (folder / "recipe.yaml").exists():
         recipe = place.resumed(recipe, changes, folder)
@@ -342,26 +343,6 @@ class Training:
         last = {k: v for k, v in self.trained_by[-1].items() if k != "from_step"} if self.trained_by else None
         if last != here:
             self.trained_by.append({**here, "from_step": self.done})
-
-
-def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:
-    """The images of a recipe, as training takes them."""
-    size = datasets.decoded_size(recipe.data, recipe.stored)
-    if recipe.stored_size and size is None:
-        raise UserError(f"stored_size is for files of images; {recipe.data} has a size of its own")
-    progress: Progress | None = None
-
-    def show(done: int, total: int) -> None:
-        nonlocal progress
-        progress = progress or Progress("reading images", total, 0, quiet)
-        progress.update(done, f"{total:,} in all")
-
-    try:
-        whole = recipe.whole and split == "train"  # what is tested is seen as it is measured later
-        return datasets.load(recipe.data, split, recipe.data_dir, download, size, show, whole)
-    finally:
-        if progress is not None:
-            progress.close()
 
 
 def _peak(device: torch.device) -> str:

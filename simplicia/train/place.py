@@ -4,12 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from simplicia.data import datasets
-from simplicia.data.datasets import ImageSet
 from simplicia.errors import Busy, UserError
 from simplicia.train.fit import OPEN
 from simplicia.train.recipe import Recipe, read_yaml, write_yaml
@@ -127,20 +122,6 @@ def check_colours(folder: Path, state: dict[str, Any], statistics: tuple[Any, An
                 f"{folder} was trained on other images: the {key} of their colours was {shown[0]}, "
                 f"and is {shown[1]}; resume with the same data"
             )
-
-
-def given(images: Any) -> ImageSet:
-    """Images that a caller has in memory, as a set."""
-    if isinstance(images, ImageSet):
-        return images
-    if isinstance(images, np.ndarray) and images.dtype == np.uint8:
-        images = torch.from_numpy(np.ascontiguousarray(images))
-    if not isinstance(images, Tensor):
-        what = f"an array of {images.dtype}" if isinstance(images, np.ndarray) else type(images).__name__
-        raise UserError(
-            f"data is {what}; give a name, a folder, a uint8 tensor or array (N, 3, H, W), or an ImageSet"
-        )
-    return ImageSet(datasets.MEMORY, images.cpu().contiguous())
 
 
 def findable(recipe: Recipe) -> Recipe:
