@@ -177,6 +177,26 @@ def test_encode_turns_images_into_codes(run, tmp_path, capsys):
         assert (arrays["codes"] == simplicia.load(run).encode(images, "codes").numpy()).all()
 
 
+def test_encode_takes_named_sets_and_several_layers(run, tmp_path, capsys):
+    out = tmp_path / "both.npz"
+    words = ["encode", str(run), "digits", "--layer", "codes", "sem", "encoder", "--out", str(out), "--quiet"]
+    assert cli.main([*words, "--temperature", "0.5"]) == 0
+    assert "1797 images, layer codes, sem, encoder" in capsys.readouterr().out
+    sets = [simplicia.data.datasets.load("digits", split) for split in ("train", "test")]
+    images, loaded = np.concatenate([s.images.numpy() for s in sets]), simplicia.load(run)
+    with np.load(out) as arrays:
+        assert set(arrays) == {"codes", "sem", "encoder", "labels", "classes", "split"}
+        for layer, temperature in (("codes", None), ("sem", 0.5), ("encoder", None)):
+            expected = loaded.encode(images[-5:], layer, temperature).numpy()
+            np.testing.assert_allclose(arrays[layer][-5:], expected, atol=1e-5)
+        assert arrays["labels"].tolist() == [y for s in sets for y in s.labels.tolist()]
+        assert (arrays["split"] == "train").sum() == len(sets[0]) and list(arrays["classes"]) == [
+            *"0123456789"
+        ]
+    words = ["encode", str(run), "digits", "--layer", "encoder", "--out", str(out), "--temperature", "0.5"]
+    assert cli.main(words) == 2 and "layer 'encoder' takes none" in capsys.readouterr().err
+
+
 def test_a_folder_without_labels_trains_but_cannot_be_probed(run, tmp_path, capsys):
     from PIL import Image
 

@@ -1,27 +1,37 @@
-"""Images in, arrays out: representations of a folder with the names of its files."""
+"""Images in, arrays out: representations of a folder or of a named set, with what is known of each image."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from simplicia.data import folder
+from simplicia.data import datasets, folder
 from simplicia.errors import UserError
 from simplicia.files import whole
-from simplicia.run import Run
+from simplicia.run import Run, represent
+from simplicia.train.log import Progress
+
+BATCH = 256
+Skipped = list[tuple[str, str]]
 
 
 def encode(
     run: Run,
     images: str | Path,
     out: str | Path,
-    layer: str | None = None,
+    layer: str | Sequence[str] | None = None,
     temperature: float | None = None,
     network: str = "online",
-) -> tuple[int, list[tuple[str, str]], Path]:
-    """Write ``{layer: array, "files": names}`` as .npz; returns the count, what was skipped, and the path.
+    data_dir: str | Path | None = None,
+    quiet: bool = True,
+) -> tuple[int, Skipped, Path]:
+    """Write an array for each layer as .npz; returns the count, what was skipped, and the path.
 
-    Codes are stored in the smallest integers that hold them.
+    Of a folder ``files`` are beside it; of a set with a name all of its images are encoded, and beside it are
+    ``labels``, ``classes`` and ``split``. Codes are stored in the smallest integers that hold them.
     """
     path = Path(out)
     if path.suffix != ".npz":
@@ -30,13 +40,64 @@ def encode(
         raise UserError(f"there is no folder {str(path.parent)!r} to write {path.name} into")
     if not str(images):
         raise UserError("no folder of images is named; give one ('.' is the current one)")
-    layer = run.check_layer(layer, temperature)
-    batch, files, skipped = folder.read_all(Path(images), run.recipe.stored)
-    values = run.encode(batch, layer, temperature, network).numpy()
-    if layer == "codes":
-        bottleneck: Any = run.network(network).bottleneck
-        values = values.astype(np.uint8 if bottleneck.vertices <= 256 else np.int32)
+    layers = check_layers(run, layer, temperature)
+    batch, about, skipped = _read(run, images, data_dir)
+    arrays = {**_encoded(run, batch, layers, temperature, network, quiet), **about}
     with whole(path) as temporary, temporary.open("wb") as file:
         # older versions of numpy would store their options as arrays
-        np.savez_compressed(file, **{layer: values, "files": np.array(files)})  # type: ignore[arg-type]
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return len(batch), skipped, path
+
+
+def check_layers(run: Run, layer: str | Sequence[str] | None, temperature: float | None = None) -> list[str]:
+    """The layers asked for; a UserError if the run lacks one, or if none takes the temperature."""
+    asked = [layer] if isinstance(layer, str) or layer is None else list(dict.fromkeys(layer))
+    found = [run.check_layer(each) for each in asked]
+    if temperature is not None and "sem" not in found:
+        run.check_layer(found[0], temperature)
+    return found
+
+
+def _read(
+    run: Run, images: str | Path, data_dir: str | Path | None
+) -> tuple[Tensor, dict[str, np.ndarray], Skipped]:
+    """Images, arrays that say of which they are, and what was skipped."""
+    name, size = str(images), run.recipe.stored
+    if name not in datasets.names() or Path(name).exists():
+        batch, files, skipped = folder.read_all(Path(images), size)
+        return batch, {"files": np.array(files)}, skipped
+    place = data_dir or run.recipe.data_dir
+    sets = [
+        datasets.load(name, split, place, size=datasets.decoded_size(name, size))
+        for split in ("train", "test")
+    ]
+    about = {
+        "labels": np.concatenate([part.labels.numpy() for part in sets if part.labels is not None]),
+        "classes": np.array(sets[0].classes),
+        "split": np.repeat(["train", "test"], [len(part) for part in sets]),
+    }
+    if sets[0].files:
+        about["files"] = np.array([file for part in sets for file in part.files])
+    return torch.cat([part.images for part in sets]), about, [row for part in sets for row in part.skipped]
+
+
+@torch.no_grad()
+def _encoded(
+    run: Run, images: Tensor, layers: list[str], temperature: float | None, network: str, quiet: bool
+) -> dict[str, np.ndarray]:
+    """Each layer of all images; the encoder sees them once."""
+    net: Any = run.network(network)
+    small = np.uint8 if getattr(net.bottleneck, "vertices", 0) <= 256 else np.int32
+    parts: dict[str, list[np.ndarray]] = {layer: [] for layer in layers}
+    bar = Progress("encoding", len(images), 0, quiet)
+    try:
+        for i, part in enumerate(images.split(BATCH)):
+            features = net.encoder(run.view(part))
+            for layer, found in parts.items():
+                tau = temperature if layer == "sem" else None
+                values = represent(net, features, layer, tau).cpu().numpy()
+                found.append(values.astype(small) if layer == "codes" else values)
+            bar.update(min((i + 1) * BATCH, len(images)), ", ".join(layers))
+    finally:
+        bar.close()
+    return {layer: np.concatenate(found) for layer, found in parts.items()}

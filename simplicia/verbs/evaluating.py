@@ -166,22 +166,31 @@ def encode(arguments: list[str]) -> None:
     from simplicia.run import load
 
     parser = Parser(
-        "encode RUN IMAGES", description="Representations of images, with their file names, as .npz."
+        "encode RUN IMAGES",
+        description="Representations of images as .npz, with their file names; of a set that has a name with "
+        "labels, classes and split.",
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
-    parser.add_argument("images", metavar="IMAGES", help="a folder of images, or one image")
+    parser.add_argument("images", metavar="IMAGES", help="a folder of images, one image, or a data set")
     parser.add_argument("--out", required=True, metavar="FILE.npz")
-    parser.add_argument("--layer", help="encoder, embedder, sem, codes, … (default: sem if trained with it)")
+    parser.add_argument(
+        "--layer",
+        nargs="+",
+        help="encoder, embedder, sem, codes, …, or several (default: sem if trained with it)",
+    )
     parser.add_argument("--temperature", type=amount, help="of SEM (default: the run's own)")
     parser.add_argument("--network", default="online", help="online or target (default: online)")
+    parser.add_argument("--data-dir", help="where standard data sets lie (default: as in the run)")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
     given = parser.parse(arguments)
     run = load(given.run, given.device)
-    layer = run.check_layer(given.layer)
-    from simplicia.evaluate.encode import encode
+    from simplicia.evaluate.encode import check_layers, encode
 
-    count, skipped, path = encode(run, given.images, given.out, layer, given.temperature, given.network)
-    print(f"{count} images, layer {layer}, written to {path}")
+    layers = check_layers(run, given.layer, given.temperature)
+    words = given.out, layers, given.temperature, given.network, given.data_dir, given.quiet
+    count, skipped, path = encode(run, given.images, *words)
+    print(f"{count} images, layer {', '.join(layers)}, written to {path}")
     for name, reason in skipped[:5]:
         print(f"skipped {name}: {reason}", file=sys.stderr)
     if len(skipped) > 5:
