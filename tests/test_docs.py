@@ -276,6 +276,17 @@ def test_the_bottlenecks_accuracies_are_the_stored_ones():
         assert row["knn_accuracy"] > row["untrained_knn_accuracy"]
 
 
+def test_what_is_said_of_smaller_views_is_so():
+    import json
+
+    said = " ".join((ROOT / "docs/pretrain.md").read_text().split())
+    rows = json.loads((ROOT / "results/shapes/view-size.json").read_text())["rows"]
+    barlow, small, byol, small_byol = (f"{row['accuracy']:.1f} %" for row in rows)
+    assert [row["view_size"] for row in rows] == [32, 24, 32, 24]
+    assert f"Barlow Twins + SEM had {barlow} on views of 32 pixels and {small} on views of 24" in said
+    assert f"BYOL + SEM {byol} and {small_byol}" in said
+
+
 def test_the_transfer_pages_numbers_are_the_stored_ones():
     import json
 
