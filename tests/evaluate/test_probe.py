@@ -401,10 +401,17 @@ def test_classes_that_do_not_match(run, sets):
 
 
 def test_a_probe_that_diverges_is_never_chosen(run, sets):
-    """Weight decay above 2 / rate flips and grows the weights at every step; the others go on."""
-    wild = dataclasses.replace(QUICK, lrs=(0.1, 5.0), l1=(0.0,), l2=(0.0, 1.0), epochs=60, batch_size=50)
-    trained = fit(run, sets[0], "encoder", wild)
-    assert trained.rates[0].lr * trained.rates[0].l2 < 2 and trained.validation[0] > 5
+    """Weight decay above 2 / rate flips and grows the weights at every step; the others go on.
+
+    Scores that are no numbers are guesses of the first class, which most images here have.
+    """
+    numbers = torch.arange(400)
+    mostly = dataclasses.replace(
+        sets[0], images=torch.zeros_like(sets[0].images), labels=torch.where(numbers % 4 > 0, 0, numbers % 20)
+    )
+    wild = dataclasses.replace(QUICK, lrs=(5.0, 0.1), l1=(0.0,), l2=(1.0, 0.0), epochs=60, batch_size=50)
+    trained = fit(run, mostly, "encoder", wild)
+    assert trained.rates[0].lr * trained.rates[0].l2 < 2 and trained.validation[0] > 50
     with pytest.raises(UserError, match="not finite"):
         fit(run, sets[0], "encoder", dataclasses.replace(wild, lrs=(5.0,), l2=(1.0,)))
 
