@@ -151,6 +151,7 @@ def test_probe_prints_a_table_and_writes_the_same_numbers(run, capsys, tmp_path)
     )
     for row in found["per_temperature"]:
         assert f"{row['accuracy']:.1f}" in out
+    assert "1,000 test images of shapes, 20 classes" in " ".join(out.split())
     assert {"dataset", "encoder", "network", "seconds", "torch", "device", "standard_error"} <= found.keys()
     assert cli.main(["knn", str(run), "--layer", "codes"]) == 0
     stored = json.loads((run / "results" / "knn-codes.json").read_text())

@@ -69,6 +69,7 @@ def result(
         "train_images": len(train),
         "validation_images": validation_images,
         "test_images": len(test),
+        "classes": len(train.classes),
         "skipped_files": len(train.skipped) + len(test.skipped),
         "seeds": list(seeds),
         **more,

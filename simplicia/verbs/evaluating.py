@@ -40,7 +40,7 @@ def probe(arguments: list[str]) -> None:
     found |= {"preset": called(preset_name, settings), "changed": changed(settings, preset(preset_name))}
     rows = found["per_temperature"] or [found]
     table(
-        f"offline linear probe, {found['layer']}, {found['dataset']}, {found['network']} network",
+        f"offline linear probe, {found['layer']}, {_images(found)}, {found['network']} network",
         ["temperature", "lr", "L1", "L2", "validation %", "test %", "top-5 %"],
         [
             [
@@ -70,6 +70,11 @@ def probe(arguments: list[str]) -> None:
     print(f"written to {run.write_result(name(run, protocol, found), found, given['json'])}")
 
 
+def _images(found: dict[str, Any]) -> str:
+    """On what something was measured: who took train and test for two classes sees it here."""
+    return f"{found['test_images']:,} test images of {found['dataset']}, {found['classes']} classes"
+
+
 def knn(arguments: list[str]) -> None:
     from simplicia.evaluate.features import labelled
     from simplicia.evaluate.knn import knn
@@ -87,7 +92,7 @@ def knn(arguments: list[str]) -> None:
     train, test = labelled(run, given.data, given.data_dir)
     found = knn(run, train, test, layer, given.temperature, given.k, network=given.network)
     table(
-        f"{found['k']} nearest neighbours, {found['dataset']}, {found['network']} network",
+        f"{found['k']} nearest neighbours, {_images(found)}, {found['network']} network",
         ["layer", "temperature", "test %", "top-5 %"],
         [
             [
