@@ -234,7 +234,7 @@ def as_images(images: Tensor | Iterable[Any], size: int) -> Tensor:
 
 def _read(image: Any, size: int) -> Tensor:
     """A path or a PIL image as (3, size, size) uint8."""
-    from simplicia.data.folder import decode, upright_square
+    from simplicia.data.pictures import decode, upright_square
 
     opened = hasattr(image, "convert")
     if not opened and not isinstance(image, str | Path):

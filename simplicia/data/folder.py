@@ -9,30 +9,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from simplicia.data.datasets import ImageSet, held_out
 from simplicia.data.decoded import Contents, digest, kept
+from simplicia.data.pictures import opened, picture
 from simplicia.errors import UserError
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # pictures that are not read, and told
 OTHERS = (".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".psd", ".svg")
-# Pillow looks at the content, not the extension; other formats, some of which start programs, are not tried.
-FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 SIZES = (32, 64, 96, 128, 224)
 # splits, however their names are written
 TRAIN_FOLDERS = ("train", "training")
 VAL_FOLDERS = ("val", "valid", "validation")
 TEST_FOLDERS = ("test", "testing", *VAL_FOLDERS)
 TEST_SHARE = 0.1
-MOST_PIXELS = 90_000_000  # of one image, once a JPEG is reduced: beyond that it is a bomb
 
 
 @dataclass(frozen=True)
@@ -224,7 +218,7 @@ def suitable_size(files: list[Path]) -> int:
     sides: list[int] = []
     for i in np.random.Generator(np.random.PCG64(0)).permutation(len(files)):
         try:
-            with _open(files[i]) as image:
+            with opened(files[i]) as image:
                 sides.append(min(image.size))
         except Exception:  # whoever decodes it will say why
             continue
@@ -246,7 +240,7 @@ def decode_all(
     def attempt(path: Path) -> tuple[np.ndarray, float] | tuple[str, bool]:
         """The image and its aspect, or what is wrong, and whether with the file itself."""
         try:
-            return _decode(path, size, whole)
+            return picture(path, size, whole)
         except UnidentifiedImageError:
             return "not an image of a known format", True
         except Exception as error:  # Pillow raises nearly every exception there is
@@ -291,98 +285,3 @@ def _check_memory(count: int, size: int) -> None:
             f"{count:,} images of {size} x {size} need {needed / 1e9:.0f} GB of memory, and this machine has "
             f"{there / 1e9:.0f}; make them smaller, or name a folder in SIMPLICIA_CACHE to keep them on disk"
         )
-
-
-def _open(path: Path) -> "Image.Image":
-    from PIL import Image
-
-    return Image.open(path, formats=FORMATS)
-
-
-def decode(path: Path, size: int) -> np.ndarray:
-    """The centre square of an image file, upright, in RGB: (size, size, 3) uint8."""
-    return _decode(path, size)[0]
-
-
-def _decode(path: Path, size: int, whole: bool = False) -> tuple[np.ndarray, float]:
-    with _open(path) as image:
-        # A JPEG can be decoded without its finest detail; twice the size leaves enough to resize well.
-        enlarged = 2 * size / min(image.size)
-        image.draft("RGB", (round(image.width * enlarged), round(image.height * enlarged)))
-        return _upright(image, size, whole)
-
-
-def upright_square(image: "Image.Image", size: int) -> np.ndarray:
-    """The centre square of an opened image, as ``decode`` gives that of a file."""
-    return _upright(image, size)[0]
-
-
-def _upright(image: "Image.Image", size: int, whole: bool = False) -> tuple[np.ndarray, float]:
-    """The centre square of a picture, or the whole of it made square, upright; and its width / height."""
-    from PIL import Image
-
-    if image.width * image.height > MOST_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels are too many")
-    image.load()
-    orientation = _orientation(image)  # after loading, which turns some formats upright by itself
-    aspect = image.width / image.height
-    if not whole:
-        # Cut before all else: a picture 1 pixel high and 5,000 wide would be huge once resized.
-        short = min(image.size)
-        left, top = (image.width - short) // 2, (image.height - short) // 2
-        image = image.crop((left, top, left + short, top + short))
-    square = _to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    if orientation is None:
-        return np.asarray(square), aspect
-    turn = Image.Transpose
-    sideways = orientation in (turn.TRANSPOSE, turn.TRANSVERSE, turn.ROTATE_90, turn.ROTATE_270)
-    return np.asarray(square.transpose(orientation)), 1 / aspect if sideways else aspect
-
-
-def _orientation(image: "Image.Image") -> "Image.Transpose | None":
-    """What brings the picture upright, by its EXIF tag."""
-    from PIL import Image
-
-    turns = {
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_270,
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_90,
-    }
-    try:
-        return turns.get(image.getexif().get(0x0112, 1))
-    except Exception:  # broken EXIF data do not make a picture unreadable
-        return None
-
-
-def _to_rgb(image: "Image.Image") -> "Image.Image":
-    from PIL import Image
-
-    if image.mode == "F":
-        return _grey(np.asarray(image), tops=(1, 255))
-    if image.mode.startswith("I"):
-        return _grey(np.asarray(image), tops=(255, 4095, 65535))  # of 8, 12 and 16 bits
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
-    return image.convert("RGB")
-
-
-def _grey(values: np.ndarray, tops: tuple[int, ...]) -> "Image.Image":
-    """A picture of 16-bit, 32-bit or floating-point values from 0 to the first of `tops` that none exceeds.
-
-    If there is none, from the least value to the largest: no value is ever clipped.
-    """
-    from PIL import Image
-
-    values = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
-    low, high = float(values.min()), float(values.max())
-    top = next((top for top in tops if low >= 0 and high <= top), None)
-    if top is not None:
-        low, high = 0, top
-    levels = np.round((values - low) * (255 / ((high - low) or 1)))  # all alike: black
-    return Image.fromarray(levels.astype(np.uint8)).convert("RGB")

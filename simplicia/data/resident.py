@@ -17,8 +17,10 @@ class Resident:
         device: torch.device,
         rank: int = 0,
         world: int = 1,
+        *,
         aspects: Tensor | None = None,
     ):
+        self.mine = batch_size // world  # images of a batch that this process sees
         self.images = self._placed(images, device)
         self.aspects = None if aspects is None else self._placed(aspects, device)
         self.batch_size, self.seed, self.rank, self.world = batch_size, seed, rank, world

@@ -1,6 +1,7 @@
 """Image sets too large for the device: they stay in the host's memory, and batches go there one by one."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,18 +16,10 @@ class Streamed(Resident):
     is still being copied to the device when a thread begins to fill the other.
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-        rank: int = 0,
-        world: int = 1,
-        aspects: Tensor | None = None,
-    ):
-        self.host, self.host_aspects, self.mine = images, aspects, batch_size // world
-        super().__init__(images, batch_size, seed, device, rank, world, aspects)
+    def __init__(self, images: Tensor, *arguments: Any, aspects: Tensor | None = None, **more: Any):
+        self.host, self.host_aspects = images, aspects
+        super().__init__(images, *arguments, aspects=aspects, **more)
+        device = self.images.device
         self.places: Tensor = torch.arange(self.mine, device=device)
         pinned = device.type == "cuda"
         self.buffers = [torch.empty(self.images.shape, dtype=torch.uint8, pin_memory=pinned) for _ in "ab"]

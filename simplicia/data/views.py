@@ -1,8 +1,7 @@
 """Random views of a batch of images, every sample with its own parameters, on the images' own device.
 
-Each operation is a pure function of explicit per-sample parameters and agrees with torchvision's; the
-`sample_*` functions draw the parameters. Nothing waits for the host, so the whole of `Views` can be compiled
-with `fullgraph=True` or captured in a CUDA graph. Float images are in [0, 1] until they are normalised.
+The `sample_*` functions draw the parameters, the functions of `pixels` apply them. Nothing waits for the
+host, so the whole of `Views` can be compiled with `fullgraph=True` or captured in a CUDA graph.
 """
 
 import math
@@ -12,10 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Pair = tuple[float, float]
-Triple = tuple[float, float, float]
+from simplicia.data.pixels import (
+    Triple,
+    blur_kernel_size,
+    colour_jitter,
+    flip,
+    gaussian_blur,
+    greyscale,
+    normalise,
+    resized_crop,
+    solarise,
+)
 
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the codes in the `order` of colour_jitter
+Pair = tuple[float, float]
 
 
 @dataclass
@@ -209,158 +217,6 @@ def sample_jitter(n: int, settings: ViewSettings, device: torch.device) -> tuple
 
 def _uniform(shape: tuple[int, ...], low: float, high: float, device: torch.device) -> Tensor:
     return torch.rand(shape, device=device) * (high - low) + low
-
-
-# ---- Operations: pure functions of float images (N, 3, H, W) and one parameter per sample.
-
-
-def resized_crop(images: Tensor, boxes: Tensor, size: int, interpolation: str = "bicubic") -> Tensor:
-    """Cut out boxes (N, 4) of top, left, height, width and resize them, antialiased, to size x size.
-
-    Clamped to [0, 1], because bicubic weights overshoot.
-    """
-    top, left, height, width = boxes.unbind(1)
-    rows = _resize_weights(top, height, size, images.shape[2], interpolation)
-    columns = _resize_weights(left, width, size, images.shape[3], interpolation)
-    return _separable(images, rows, columns).clamp_(0, 1)
-
-
-def _resize_weights(start: Tensor, length: Tensor, size: int, extent: int, interpolation: str) -> Tensor:
-    """Matrices (N, size, extent) that take an axis to its part start : start + length, resized to size."""
-    start, length = start[:, None, None], length[:, None, None]
-    scale = length / size
-    source = torch.arange(extent, device=start.device) - start
-    target = torch.arange(size, device=start.device)[:, None]
-    # Antialiasing widens the filter when the crop shrinks; when it grows the filter keeps its width.
-    d = ((source + 0.5) - (target + 0.5) * scale).abs_().div_(scale.clamp(min=1))
-    if interpolation == "bilinear":
-        weights = (1 - d).clamp_(min=0)
-    else:  # Keys' cubic, a = -1/2
-        d.clamp_(max=2)
-        weights = torch.where(d < 1, (1.5 * d - 2.5) * d * d + 1, (1 - d) * (2 - d) * (1 - d / 2))
-    weights *= (source >= 0) & (source < length)
-    return weights.div_(weights.sum(2, keepdim=True))
-
-
-def _separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Images with rows (N, h, H) applied to their height and columns (N, w, W) to their width.
-
-    Large ones on a GPU in 16 bits, which round off less than the image's own 8 bits did.
-    """
-    dtype = images.dtype
-    if images.is_cuda and max(images.shape[2:]) >= 64:
-        images, rows, columns = images.half(), rows.half(), columns.half()
-    return (rows[:, None] @ (images.flatten(1, 2) @ columns.mT).unflatten(1, images.shape[1:3])).to(dtype)
-
-
-def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale each image by its factor (N,): 0 is black, 1 leaves it."""
-    return _adjust(images, factor, torch.full_like(factor, BRIGHTNESS))
-
-
-def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale the distance from the image's mean grey by factor (N,): 0 is a uniform grey, 1 leaves it."""
-    return _adjust(images, factor, torch.full_like(factor, CONTRAST))
-
-
-def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale the distance from each pixel's grey by factor (N,): 0 is greyscale, 1 leaves it."""
-    return _adjust(images, factor, torch.full_like(factor, SATURATION))
-
-
-def _adjust(images: Tensor, factor: Tensor, kind: Tensor) -> Tensor:
-    """Brightness, contrast or saturation, as kind (N,) says: factor x + (1 - factor) target, clamped."""
-    grey = _grey(images)
-    target = grey * _expand((1 - factor) * (kind == SATURATION))
-    target += grey.mean((1, 2, 3), keepdim=True) * _expand((1 - factor) * (kind == CONTRAST))
-    return torch.addcmul(target, images, _expand(factor)).clamp_(0, 1)
-
-
-def adjust_hue(images: Tensor, factor: Tensor) -> Tensor:
-    """Turn the hue (of HSV) by factor (N,) of the full circle."""
-    r, g, b = images.split(1, 1)
-    value = torch.maximum(torch.maximum(r, g), b)
-    chroma = value - torch.minimum(torch.minimum(r, g), b)
-    # The hue in sixths of the circle, before the division times chroma; grey has none, and any will do.
-    hue = torch.where(value == g, (b - r).add_(chroma, alpha=2), (r - g).add_(chroma, alpha=4))
-    hue = torch.where(value == r, g - b, hue).div_(chroma.clamp(min=1e-12))
-    hue = hue.add_(_expand(6 * factor)).remainder_(6)
-    # A channel is at value within 1 of its own hue (0, 2 or 4) and at value - chroma from a distance of 2.
-    centre = torch.arange(0, 6, 2, device=images.device)[:, None, None]
-    fall = (hue - centre).abs_().sub_(3).abs_().sub_(2).clamp_(-1, 0)
-    return torch.addcmul(value, chroma, fall)
-
-
-def colour_jitter(images: Tensor, factors: Tensor, order: Tensor, apply: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue by factors (N, 4), in each sample's own order, if apply (N,).
-
-    Each row of order (N, 4) is a permutation of 0 to 3. One pass of `_adjust` serves samples that are at
-    different adjustments. Hue, which costs most, is computed once, between three passes and another three, in
-    which the samples whose turn is on the other side have factor 1.
-    """
-    turns = torch.arange(4, device=images.device)
-    hue_turn = (order == HUE).int().argmax(1, keepdim=True)
-    ordered = factors.gather(1, order)
-    before, after = torch.where(turns < hue_turn, ordered, 1), torch.where(turns > hue_turn, ordered, 1)
-    x = images
-    for turn in (0, 1, 2):
-        x = _adjust(x, before[:, turn], order[:, turn])
-    x = adjust_hue(x, factors[:, HUE])
-    for turn in (1, 2, 3):
-        x = _adjust(x, after[:, turn], order[:, turn])
-    return torch.where(_expand(apply), x, images)
-
-
-def greyscale(images: Tensor, apply: Tensor) -> Tensor:
-    """Replace the three channels by their luminance where apply (N,) is true."""
-    return torch.where(_expand(apply), _grey(images), images)
-
-
-def _grey(images: Tensor) -> Tensor:
-    r, g, b = images.split(1, 1)
-    return (r * 0.2989).add_(g, alpha=0.587).add_(b, alpha=0.114)
-
-
-def blur_kernel_size(size: int) -> int:
-    """The blur's kernel for images of a size: a tenth of it, odd, at least 3 (23 for 224)."""
-    return max(3, size // 10 | 1)
-
-
-def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int, apply: Tensor) -> Tensor:
-    """Convolve with Gaussians of sigma (N,), cut to an odd kernel_size, edges mirrored, where apply (N,)."""
-    tap = torch.arange(kernel_size, device=images.device) - kernel_size // 2
-    kernel = torch.softmax(-0.5 * (tap / sigma[:, None]) ** 2, 1)
-    rows, columns = (_convolution(kernel, tap, extent) for extent in images.shape[2:])
-    return torch.where(_expand(apply), _separable(images, rows, columns), images)
-
-
-def _convolution(kernel: Tensor, tap: Tensor, extent: int) -> Tensor:
-    """Matrices (N, extent, extent) that convolve an axis with kernel (N, K)."""
-    pixel = torch.arange(extent, device=kernel.device)
-    mirrored = extent - 1 - (extent - 1 - (pixel[:, None, None] + tap[:, None]).abs()).abs()
-    return torch.einsum("nk,ikj->nij", kernel, (mirrored == pixel).to(kernel.dtype))
-
-
-def solarise(images: Tensor, threshold: float, apply: Tensor) -> Tensor:
-    """Invert the values from threshold upwards where apply (N,) is true."""
-    thresholds = torch.where(apply, threshold, math.inf)
-    return torch.where(images >= _expand(thresholds), 1 - images, images)
-
-
-def flip(images: Tensor, apply: Tensor) -> Tensor:
-    """Mirror left and right where apply (N,) is true."""
-    return torch.where(_expand(apply), images.flip(3), images)
-
-
-def normalise(images: Tensor, mean: Triple, std: Triple) -> Tensor:
-    """Subtract each channel's mean and divide by its std."""
-    # Python numbers, not a tensor of them: copying that to the device would wait for the host.
-    channels = zip(images.unbind(1), mean, std, strict=True)
-    return torch.stack([(channel - m) / s for channel, m, s in channels], 1)
-
-
-def _expand(parameter: Tensor) -> Tensor:
-    return parameter[:, None, None, None]
 
 
 # ---- Checks.

@@ -1,6 +1,7 @@
 """What all evaluations share: labelled images, and the encoder's features of them."""
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def labelled_for(
     check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", directory, size=size)
     for images in (train, test):
-        tell_skipped(images)
+        tell_skipped(images.name, images.skipped)
     if test.labels is None:
         raise UserError(
             f"the test images of {test.name} have no classes to measure with; of those in its train folder, "
@@ -49,12 +50,12 @@ def labelled_for(
     return train, test
 
 
-def tell_skipped(images: ImageSet) -> None:
+def tell_skipped(name: str, skipped: Sequence[tuple[str, str]]) -> None:
     """Say which files of a set could not be read, if there are such: what is measured is without them."""
-    if images.skipped:
-        path, reason = images.skipped[0]
-        others = f", and {len(images.skipped) - 1} more" if len(images.skipped) > 1 else ""
-        print(f"{images.name}: skipped {path} ({reason}){others}", file=sys.stderr)
+    if skipped:
+        path, reason = skipped[0]
+        others = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+        print(f"{name}: skipped {path} ({reason}){others}", file=sys.stderr)
 
 
 def check_classes(train: ImageSet, test: ImageSet) -> None:

@@ -10,7 +10,6 @@ tested on, told apart by what is in them:
 A set with some of the classes is one among these: scores of the others are left out.
 """
 
-import sys
 import time
 import zipfile
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from simplicia.data import folder
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import corruptions
-from simplicia.evaluate.features import check_classes
+from simplicia.evaluate.features import check_classes, tell_skipped
 from simplicia.evaluate.predict import Probe, by_logistic, by_sgd
 from simplicia.evaluate.probe import ProbeSettings, preset, preset_for
 from simplicia.evaluate.results import over_seeds, result
@@ -159,8 +158,7 @@ class OtherSet:
     def _read(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         names = self._subset(path)
         images, files, skipped = folder.read_all(path, self.size)
-        if skipped and not self.skipped:
-            print(f"{self.name}: skipped {skipped[0][0]} ({skipped[0][1]})", file=sys.stderr)
+        tell_skipped(str(path), skipped)
         self.skipped += len(skipped)
         number = {name: i for i, name in enumerate(self.classes)}
         loose = [file for file in files if "/" not in file]

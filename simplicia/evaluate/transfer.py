@@ -91,7 +91,7 @@ def splits_for(
     name = data or recipe.data
     val = datasets.validation(name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.stored))
     if val is not None:
-        tell_skipped(val)
+        tell_skipped(val.name, val.skipped)
     if val is None:
         return Splits(*hold_out(train, share, seed), test, False)
     check_classes(train, val)

@@ -1,6 +1,7 @@
 """Devices, precision and processes: Lightning Fabric, set up from a few words."""
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,3 +87,17 @@ def fabric(device: str, processes: int, precision: str) -> Any:
     )
     made.launch()
     return made
+
+
+def peak(device: torch.device) -> str:
+    """The most memory that was in use, for people."""
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at the peak of three steps"
+    try:
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    except ImportError:  # not on Windows
+        return "the peak is not known here"
+    unit = 1 if sys.platform == "darwin" else 1024
+    return f"{peak * unit / 2**30:.2f} GiB at the peak of this process"

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -120,7 +119,7 @@ class Training:
         self.statistics = images.statistics()
         kind = place_images(images.images, fabric.device, recipe.images_on)
         here = fabric.device, fabric.global_rank, world
-        data = kind(images.images, recipe.batch_size, recipe.seed, *here, images.aspects)
+        data = kind(images.images, recipe.batch_size, recipe.seed, *here, aspects=images.aspects)
         views = Views(recipe.views, recipe.viewed, *self.statistics)
         self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
@@ -176,7 +175,7 @@ class Training:
         fixed = 4 * (total + 2 * trained) + self.step.data.images.nbytes
         say(f"parameters: {trained:,} trained, {total - trained:,} in the target network")
         held = f"{fixed / 2**30:.2f} GiB for weights, gradients, momentum and images"
-        say(f"memory: {held}; {_peak(self.fabric.device)}")
+        say(f"memory: {held}; {devices.peak(self.fabric.device)}")
         say(f"steps: {self.step.total:,} ({self.step.data.batches:,} per epoch)")
         say(f"time: about {duration(statistics.median(times[1:]) * self.step.total)} on {self.fabric.device}")
         say("dry run: nothing was written")
@@ -343,16 +342,3 @@ class Training:
         last = {k: v for k, v in self.trained_by[-1].items() if k != "from_step"} if self.trained_by else None
         if last != here:
             self.trained_by.append({**here, "from_step": self.done})
-
-
-def _peak(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at the peak of three steps"
-    try:
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    except ImportError:  # not on Windows
-        return "the peak is not known here"
-    unit = 1 if sys.platform == "darwin" else 1024
-    return f"{peak * unit / 2**30:.2f} GiB at the peak of this process"

@@ -168,7 +168,7 @@ def _bound_of_run(given: Any) -> None:
     test = None if train.labels is None else datasets.load(name, "test", place, size=size)
     for images in (train, test):
         if images is not None:
-            tell_skipped(images)
+            tell_skipped(images.name, images.skipped)
     chosen = {} if given.temperatures is None else {"temperatures": given.temperatures}
     found = tradeoff(run, train, test, samples=samples, network=network, **chosen)
     margin = found["margin"]

@@ -17,7 +17,7 @@ from PIL import Image
 
 from simplicia.data import cifar, folder
 from simplicia.data.datasets import ImageSet, held_out, load, names, validation
-from simplicia.data.folder import decode
+from simplicia.data.pictures import decode
 from simplicia.errors import UserError
 
 # -- the sets

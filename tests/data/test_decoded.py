@@ -45,11 +45,11 @@ def test_what_is_kept_is_what_is_decoded(photos, cache, monkeypatch):
     first = read(photos)
     assert len(first) == 11 and first.skipped[0][0] == "03.png"
     assert sorted(path.suffix for path in cache.iterdir()) == [".json", ".npy"]
-    decode = folder._decode
-    monkeypatch.setattr(folder, "_decode", None)  # nobody decodes again
+    decode = folder.picture
+    monkeypatch.setattr(folder, "picture", None)  # nobody decodes again
     second = read(photos)
     same(first, second)
-    monkeypatch.setattr(folder, "_decode", decode)
+    monkeypatch.setattr(folder, "picture", decode)
     monkeypatch.delenv("SIMPLICIA_CACHE")
     same(second, read(photos))
     second.images[0] = 7  # a tensor as any other, and the file stays as it is
@@ -88,7 +88,7 @@ def test_whole_pictures_are_kept_apart_with_their_shapes(photos, cache, monkeypa
     assert squares.aspects is None and first.aspects.tolist() == pytest.approx([24 / 20] * 11)
     assert not first.images.equal(squares.images)
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "_decode", None)  # nobody decodes again
+        patch.setattr(folder, "picture", None)  # nobody decodes again
         second = datasets.load(str(photos), "train", size=16, whole=True)
     same(first, second)
     assert second.aspects.equal(first.aspects)
@@ -110,7 +110,7 @@ def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "_decode", stop)
+        patch.setattr(folder, "picture", stop)
         with pytest.raises(KeyboardInterrupt):
             read(photos)
     assert list(cache.iterdir()) == []
@@ -118,7 +118,7 @@ def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
 
 
 def test_a_file_that_could_not_be_opened_is_tried_again(photos, cache, monkeypatch):
-    decode = folder._decode
+    decode = folder.picture
 
     def fails(path, size, whole):
         if path.name == "05.png":
@@ -126,7 +126,7 @@ def test_a_file_that_could_not_be_opened_is_tried_again(photos, cache, monkeypat
         return decode(path, size, whole)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "_decode", fails)
+        patch.setattr(folder, "picture", fails)
         some = read(photos)
     assert len(some) == 10 and ("05.png", "Too many open files") in some.skipped
     assert list(cache.iterdir()) == []

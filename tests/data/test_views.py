@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as TF
 
+from simplicia.data import pixels as P
 from simplicia.data import views as V
 
 MEAN, STD = (0.48, 0.45, 0.41), (0.22, 0.23, 0.24)
@@ -64,7 +65,7 @@ def test_resized_crop_is_torchvisions(height, width, size, interpolation):
         TF.resized_crop(image, *box, [size, size], interpolation=mode, antialias=True).clamp(0, 1)
         for image, box in zip(images, boxes.tolist(), strict=True)
     ]
-    assert_close(V.resized_crop(images, boxes, size, interpolation), torch.stack(reference))
+    assert_close(P.resized_crop(images, boxes, size, interpolation), torch.stack(reference))
 
 
 @pytest.mark.parametrize(("extent", "size"), [(224, 224), (96, 224), (512, 64)])
@@ -74,10 +75,10 @@ def test_products_of_16_bits_round_off_less_than_the_images_did(extent, size):
     torch.manual_seed(0)
     boxes = V.sample_boxes(24, extent, extent, (0.08, 1.0), (3 / 4, 4 / 3), torch.device("cpu"))
     top, left, height, width = boxes.unbind(1)
-    rows = V._resize_weights(top, height, size, extent, "bicubic")
-    columns = V._resize_weights(left, width, size, extent, "bicubic")
-    exact = V._separable(images.double(), rows.double(), columns.double())
-    error = (V._separable(images.half(), rows.half(), columns.half()) - exact).abs().max()
+    rows = P._resize_weights(top, height, size, extent, "bicubic")
+    columns = P._resize_weights(left, width, size, extent, "bicubic")
+    exact = P._separable(images.double(), rows.double(), columns.double())
+    error = (P._separable(images.half(), rows.half(), columns.half()) - exact).abs().max()
     assert 0 < error < 0.5 / 255
 
 
@@ -92,7 +93,7 @@ def test_a_crop_sees_nothing_outside_its_box(data):
     size = data.draw(st.integers(2, 40))
     image = torch.zeros(1, 3, height, width)
     image[:, :, top : top + box[0, 2], left : left + box[0, 3]] = 0.5
-    assert_close(V.resized_crop(image, box, size), torch.full((1, 3, size, size), 0.5))
+    assert_close(P.resized_crop(image, box, size), torch.full((1, 3, size, size), 0.5))
 
 
 FACTORS = torch.tensor([0.0, 0.3, 0.9, 1.0, 1.4, 3.0])
@@ -102,10 +103,10 @@ HUES = torch.tensor([-0.5, -0.21, 0.0, 0.07, 0.34, 0.5])
 @pytest.mark.parametrize(
     "ours, reference, factor",
     [
-        (V.adjust_brightness, TF.adjust_brightness, FACTORS),
-        (V.adjust_contrast, TF.adjust_contrast, FACTORS),
-        (V.adjust_saturation, TF.adjust_saturation, FACTORS),
-        (V.adjust_hue, TF.adjust_hue, HUES),
+        (P.adjust_brightness, TF.adjust_brightness, FACTORS),
+        (P.adjust_contrast, TF.adjust_contrast, FACTORS),
+        (P.adjust_saturation, TF.adjust_saturation, FACTORS),
+        (P.adjust_hue, TF.adjust_hue, HUES),
     ],
 )
 @pytest.mark.parametrize("levels", [256, 3])  # few levels: many ties between channels
@@ -120,7 +121,7 @@ def test_colour_jitter_is_torchvisions_in_every_order():
     images = float_images(len(order))
     factors, _ = V.sample_jitter(len(order), V.ViewSettings(saturation=0.8, hue=0.4), CPU)
     apply = torch.arange(len(order)) % 5 != 0
-    jittered = V.colour_jitter(images, factors, order, apply)
+    jittered = P.colour_jitter(images, factors, order, apply)
     for i, image in enumerate(images):
         for kind in order[i].tolist() if apply[i] else ():
             image = steps[kind](image, factors[i, kind].item())
@@ -133,22 +134,22 @@ def test_colour_jitter_is_torchvisions_in_every_order():
 def test_gaussian_blur_is_torchvisions(height, width, kernel_size):
     images, sigma = float_images(6, height, width), torch.tensor([0.1, 0.4, 0.8, 1.3, 2.0, 5.0])
     apply = torch.tensor([True, True, True, True, False, True])
-    blurred = V.gaussian_blur(images, sigma, kernel_size, apply)
+    blurred = P.gaussian_blur(images, sigma, kernel_size, apply)
     reference = each(lambda image, s: TF.gaussian_blur(image, [kernel_size] * 2, [s, s]), images, sigma)
     assert_close(blurred[apply], reference[apply])
     assert torch.equal(blurred[~apply], images[~apply])
 
 
 def test_blur_kernel_is_odd_and_a_tenth_of_the_size():
-    assert [V.blur_kernel_size(size) for size in (8, 32, 64, 96, 224)] == [3, 3, 7, 9, 23]
+    assert [P.blur_kernel_size(size) for size in (8, 32, 64, 96, 224)] == [3, 3, 7, 9, 23]
 
 
 @pytest.mark.parametrize(
     "ours, reference",
     [
-        (V.greyscale, lambda image: TF.rgb_to_grayscale(image, 3)),
-        (lambda images, apply: V.solarise(images, 0.25, apply), lambda image: TF.solarize(image, 0.25)),
-        (V.flip, TF.horizontal_flip),
+        (P.greyscale, lambda image: TF.rgb_to_grayscale(image, 3)),
+        (lambda images, apply: P.solarise(images, 0.25, apply), lambda image: TF.solarize(image, 0.25)),
+        (P.flip, TF.horizontal_flip),
     ],
 )
 def test_where_applied_grey_solarise_and_flip_are_torchvisions(ours, reference):
@@ -161,7 +162,7 @@ def test_where_applied_grey_solarise_and_flip_are_torchvisions(ours, reference):
 
 def test_normalise_is_torchvisions():
     images = float_images()
-    assert_close(V.normalise(images, MEAN, STD), TF.normalize(images, list(MEAN), list(STD)))
+    assert_close(P.normalise(images, MEAN, STD), TF.normalize(images, list(MEAN), list(STD)))
 
 
 @pytest.mark.parametrize("height, width", [(48, 48), (61, 83), (100, 40), (20, 30)])
@@ -249,8 +250,8 @@ def smooth_pictures(height, width):
 def test_a_crop_of_a_squeezed_picture_is_that_of_the_picture():
     picture = smooth_pictures(120, 240)
     squeezed = TF.resize(picture, [120, 120], antialias=True)
-    whole = V.resized_crop(picture, torch.tensor([[20, 60, 60, 80]]), 32)
-    assert_close(V.resized_crop(squeezed, torch.tensor([[20, 30, 60, 40]]), 32), whole, 0.01)
+    whole = P.resized_crop(picture, torch.tensor([[20, 60, 60, 80]]), 32)
+    assert_close(P.resized_crop(squeezed, torch.tensor([[20, 30, 60, 40]]), 32), whole, 0.01)
 
 
 @pytest.mark.parametrize(("height", "width"), [(100, 160), (150, 100)])
@@ -299,10 +300,10 @@ def test_each_setting_switches_its_own_operation():
     pixels, all_of_them = images.float() / 255, torch.ones(6, dtype=torch.bool)
     assert_close(view_of(images), pixels, 1e-6)
     assert_close(view_of(images, flip=1.0), pixels.flip(3), 1e-6)
-    assert_close(view_of(images, grey=1.0), V.greyscale(pixels, all_of_them), 1e-6)
-    solarised = V.solarise(pixels, 0.5, all_of_them)
+    assert_close(view_of(images, grey=1.0), P.greyscale(pixels, all_of_them), 1e-6)
+    solarised = P.solarise(pixels, 0.5, all_of_them)
     assert_close(view_of(images, solarise=(1.0,)), solarised, 1e-6)
-    blurred = V.gaussian_blur(pixels, torch.full((6,), 0.7), 3, all_of_them)
+    blurred = P.gaussian_blur(pixels, torch.full((6,), 0.7), 3, all_of_them)
     assert_close(view_of(images, blur=(1.0,), blur_sigma=(0.7, 0.7)), blurred)
     still = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
     assert_close(view_of(images, jitter=1.0, **still), pixels, 1e-6)
@@ -315,8 +316,8 @@ def test_each_setting_switches_its_own_operation():
 def test_blur_and_solarise_come_after_the_colours_and_in_that_order():
     images = uint8_images()
     pixels, everywhere = images.float() / 255, torch.ones(6, dtype=torch.bool)
-    grey = V.greyscale(pixels, everywhere)
-    expected = V.solarise(V.gaussian_blur(grey, torch.full((6,), 0.7), 3, everywhere), 0.5, everywhere)
+    grey = P.greyscale(pixels, everywhere)
+    expected = P.solarise(P.gaussian_blur(grey, torch.full((6,), 0.7), 3, everywhere), 0.5, everywhere)
     ours = view_of(images, grey=1.0, blur=(1.0,), blur_sigma=(0.7, 0.7), solarise=(1.0,))
     assert_close(ours, expected)
 
@@ -337,9 +338,9 @@ def test_a_batch_is_its_samples_one_by_one():
     apply, sigma = V.sample_apply(n, 0.5, CPU), torch.rand(n) + 0.1
 
     def pipeline(i):
-        x = V.resized_crop(images[i], boxes[i], 20)
-        x = V.greyscale(V.colour_jitter(x, factors[i], order[i], apply[i]), ~apply[i])
-        return V.flip(V.solarise(V.gaussian_blur(x, sigma[i], 3, apply[i]), 0.5, apply[i]), apply[i])
+        x = P.resized_crop(images[i], boxes[i], 20)
+        x = P.greyscale(P.colour_jitter(x, factors[i], order[i], apply[i]), ~apply[i])
+        return P.flip(P.solarise(P.gaussian_blur(x, sigma[i], 3, apply[i]), 0.5, apply[i]), apply[i])
 
     one_by_one = torch.cat([pipeline(slice(i, i + 1)) for i in range(n)])
     assert_close(pipeline(slice(None)), one_by_one)

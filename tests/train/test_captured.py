@@ -9,7 +9,7 @@ import torch
 
 from simplicia import bottlenecks, encoders, methods
 from simplicia.data.datasets import ImageSet
-from simplicia.data.views import normalise
+from simplicia.data.pixels import normalise
 from simplicia.layers import normalise_by_view
 from simplicia.methods.base import Network
 from simplicia.train import captured, devices, recipes
