@@ -156,6 +156,10 @@ def test_the_readmes_cifar_numbers_are_the_stored_ones():
         shown = [cells.get((cell, 200)) for cell in (name, f"{name} + SEM")]
         words = [f"{r['accuracy']:.1f} ± {r['standard_error']:.1f}" if r else "-" for r in shown]
         assert f"| {name} | {' | '.join(words)} | {base:.1f} | {sem:.1f} |" in page
+    again = [row for row in rows if row["seed"] == 1]
+    words = [f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}" for row in again]
+    assert [row["cell"] for row in again] == ["Barlow Twins", "Barlow Twins + SEM"]
+    assert f"Barlow Twins with another seed has {' and '.join(words)}" in " ".join(page.split())
     (codes,) = (
         row
         for row in json.loads((ROOT / "results/paper/hard-discretisation.json").read_text())
@@ -185,6 +189,13 @@ def test_what_is_said_of_table1_is_so():
     alone, with_sem = (f"{row['accuracy']:.1f}" for row in others["DINO"])
     assert f"{alone} without SEM and {with_sem} with it" in said
     assert f"the {added['DINO']} between the two cells" in said
+    again = [[row for row in rows if row["cell"] == f"Barlow Twins{sem}"] for sem in ("", " + SEM")]
+    (base0, base1), (sem0, sem1) = ([row["accuracy"] for row in cells] for cells in again)
+    told = f"{base1:.1f} after {base0:.1f}, with SEM {sem1:.1f} after {sem0:.1f}"
+    assert f"{told}, and SEM adds {sem1 - base1:.1f} after {sem0 - base0:.1f}." in said
+    moved = [abs(base1 - base0), abs(sem1 - sem0), abs(sem1 - base1 - sem0 + base0)]
+    told = "moved a cell by {:.1f} and {:.1f} and the difference by {:.1f}".format(*moved)
+    assert told in said and f"the least that SEM adds, {min(added.values(), key=float)}" in said
     pairs += others.values()
     errors = {f"{math.hypot(base['standard_error'], sem['standard_error']):.1f}" for base, sem in pairs}
     assert errors == {"0.7"} and "from the test images is 0.7" in said
@@ -221,6 +232,18 @@ def test_what_is_said_of_dinos_teacher_is_so():
     faster, rate = ("dino.momentum", 0.99), ("optim.lr", 3.0)
     assert f"finds {found[()]} % by the recipe, and {found[(faster,)]} % with BYOL's teacher" in said
     assert f"finds {found[(rate,)]} %, and {found[faster, rate]} % with the faster teacher" in said
+    rows = json.loads((ROOT / "results/paper/dino-short.json").read_text())
+    cells = {row["cell"]: row for row in rows + json.loads((ROOT / "results/paper/table1.json").read_text())}
+    slow = [cells[cell]["accuracy"] for cell in ("DINO", "DINO + SEM")]
+    pair = [cells[f"{cell}, teacher 0.99"] for cell in ("DINO", "DINO + SEM")]
+    fast = [row["accuracy"] for row in pair]
+    assert "DINO has {:.1f} and DINO + SEM {:.1f}".format(*fast) in said
+    assert f": {fast[0] - slow[0]:.1f} and {fast[1] - slow[1]:.1f} more than by the recipe" in said
+    assert f"SEM adds {fast[1] - fast[0]:.1f} then, so about half of the {slow[1] - slow[0]:.1f}" in said
+    assert 0.4 < (fast[1] - fast[0]) / (slow[1] - slow[0]) < 0.6
+    words = [f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}" for row in pair]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"DINO has {words[0]} and DINO + SEM {words[1]}." in readme
 
 
 @pytest.mark.parametrize("name", ["swav", "swav-sem"])

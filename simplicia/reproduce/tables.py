@@ -117,7 +117,8 @@ def _overview(experiment: Experiment, rows: list[Row], link: str | None) -> str:
     titles = ["cell", *(f"{epochs} epochs" for epochs in budgets)]
     titles += [f"paper, {experiment.epochs} epochs"] if own else []
     about = f"{experiment.title}, by epochs of pre-training on {row.get('pretrained_on')}"
-    lines = [f"**{_plain(f'{about}; {_protocol(row)}; in percent')}.**\n"]
+    means = "; of several seeds the mean" if len({row.get("seed") for row in rows}) > 1 else ""
+    lines = [f"**{_plain(f'{about}; {_protocol(row)}; in percent{means}')}.**\n"]
     lines += ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for cell in _grouped(rows, "cell"):
         found = {e: [row["accuracy"] for row in cell if row["epochs"] == e] for e in budgets}
