@@ -1,46 +1,93 @@
-"""The paper's figures, drawn from what was measured and from nothing else."""
+"""The paper's figures, and what SEM adds in its tables, drawn from what was measured and nothing else."""
 
 import re
 import statistics
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simplicia.errors import UserError
 from simplicia.files import whole
 from simplicia.reproduce.experiment import Experiment
+from simplicia.reproduce.experiment import Figure as Shape
+from simplicia.reproduce.pairs import Pair, longest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Row = dict[str, Any]
 Line = list[tuple[float, float]]
 ENDINGS = (".svg", ".png", ".pdf")
+UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same numbers give the same file
 
 
 def draw(experiment: Experiment, rows: list[Row], path: Path) -> None:
-    """A line for each series of cells, or for each cell that is a curve itself; .svg, .png or .pdf."""
+    """A figure of the paper, or what SEM adds to each method of a table; .svg, .png or .pdf."""
     if path.suffix.lower() not in ENDINGS:
         raise UserError(f"the figure is to be {path.name!r}; its name must end in .svg, .png or .pdf")
-    if experiment.figure is None:
+    if experiment.figure is None and not any(cell.beside for cell in experiment.cells):
         raise UserError(f"{experiment.name} is a table, not a figure; reproduce without --figure shows it")
-    found = lines(experiment, rows)
-    if not found:
+    series = lines(experiment, rows) if experiment.figure else {}
+    found = {} if experiment.figure else longest(experiment, rows)
+    if not series and not found:
         raise UserError(f"nothing that {experiment.name} draws has been measured yet")
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure((7, 4.5), layout="constrained")
+    figure = Figure((7, 4.5 if series else 1.2 + 0.5 * len(found)), layout="constrained")
     axes = figure.add_subplot()
+    if experiment.figure:
+        _draw_lines(axes, series, experiment.figure)
+    else:
+        _draw_pairs(axes, found, experiment)
+    axes.set_title(experiment.title, wrap=True, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ending = path.suffix[1:].lower()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "simplicia"}), whole(path) as temporary:
+        figure.savefig(temporary, dpi=150, format=ending, metadata=UNDATED.get(ending))
+
+
+def _draw_lines(axes: "Axes", found: dict[str, Line], shape: Shape) -> None:
+    """A line for each series of cells, or for each cell that is a curve itself."""
     for name, line in found.items():
         axes.plot(*zip(*line, strict=True), marker="." if len(line) < 40 else "", label=name)
-    shape = experiment.figure
-    axes.set(xlabel=shape.across, ylabel=shape.title, title=experiment.title)
-    axes.title.set(wrap=True, fontsize=9)
+    axes.set(xlabel=shape.across, ylabel=shape.title)
     if "x" in shape.log:
         axes.set_xscale("log")
     if "y" in shape.log:
         axes.set_yscale("log")
     axes.legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as temporary:
-        figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower())
+
+
+def _draw_pairs(axes: "Axes", found: dict[str, list[Pair]], experiment: Experiment) -> None:
+    """For each method a bar from its accuracy without SEM to that with it; the paper's below, in grey."""
+    beside = {cell.name: cell.beside for cell in experiment.cells}
+    for place, both in enumerate(found.values()):
+        without, with_sem = (statistics.mean(r["accuracy"] for r in rows) for rows in zip(*both, strict=True))
+        _draw_bar(axes, without, with_sem, place - (0 if experiment.is_ours else 0.15), "C0")
+        base, sem = (row.get("paper") for row in both[0])
+        if base is not None and sem is not None:
+            _draw_bar(axes, base, sem, place + 0.2, "grey")
+    several = ", of several seeds the mean" if any(len(both) > 1 for both in found.values()) else ""
+    epochs = next(iter(found.values()))[0][0].get("epochs")
+    axes.plot([], color="C0", label=f"{epochs} epochs{several}")
+    if not experiment.is_ours:
+        axes.plot([], color="grey", label=f"the paper, {experiment.epochs} epochs")
+    axes.set_yticks(range(len(found)), [str(beside[name]) for name in found])
+    axes.set_ylim(len(found) - 0.4, -0.6)  # the first on top
+    axes.margins(x=0.1)
+    axes.set_xlabel("test accuracy, %; the open end is without SEM, the full one with it")
+    axes.legend(fontsize=7)
+
+
+def _draw_bar(axes: "Axes", without: float, with_sem: float, y: float, color: str) -> None:
+    axes.plot([without, with_sem], [y, y], color=color, linewidth=1.5, zorder=1)
+    right = 1 if with_sem >= without else -1
+    for x, fill, side in ((without, "white", -right), (with_sem, color, right)):
+        axes.scatter([x], [y], s=22, edgecolors=color, facecolors=fill, zorder=2)
+        ha = "left" if side > 0 else "right"
+        style: dict[str, Any] = {"color": color, "fontsize": 7, "ha": ha, "va": "center"}
+        axes.annotate(f"{x:.1f}", (x, y), (6 * side, 0), textcoords="offset points", **style)
 
 
 def lines(experiment: Experiment, rows: list[Row]) -> dict[str, Line]:

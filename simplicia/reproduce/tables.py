@@ -11,6 +11,7 @@ from urllib.parse import quote
 from simplicia.errors import UserError
 from simplicia.reproduce import EXPERIMENTS, store
 from simplicia.reproduce.experiment import Column, Experiment
+from simplicia.reproduce.pairs import Pair, pairs
 
 Row = dict[str, Any]
 HEAD = """# Results
@@ -134,15 +135,9 @@ def _differences(experiment: Experiment, rows: list[Row], link: str | None) -> l
     lines = []
     for epochs in sorted({row.get("epochs") or 0 for row in rows}, reverse=True):
         alike = [row for row in rows if row.get("epochs") == epochs and row.get("standard_error") is not None]
-        for cell in experiment.cells:
-            without, with_sem = (
-                {row.get("seed"): row for row in alike if row["cell"] == name}
-                for name in (cell.beside, cell.name)
-            )
-            pairs = [(without[seed], with_sem[seed]) for seed in without if seed in with_sem]
-            if pairs:
-                shown = [_linked(pairs[0][1], link), str(epochs), *_difference(pairs)]
-                lines.append("| " + " | ".join(shown) + " |")
+        for both in pairs(experiment, alike).values():
+            shown = [_linked(both[0][1], link), str(epochs), *_difference(both)]
+            lines.append("| " + " | ".join(shown) + " |")
     if not lines:
         return []
     titles = ["cell", "epochs", "ours", f"paper, {experiment.epochs} epochs", "seed by seed"]
@@ -152,13 +147,13 @@ def _differences(experiment: Experiment, rows: list[Row], link: str | None) -> l
     return ["\n".join(head + lines) + "\n"]
 
 
-def _difference(pairs: list[tuple[Row, Row]]) -> tuple[str, str, str]:
-    """Between the cells of pairs, one for each seed: the mean with its error, the paper's, and each."""
-    found = [b["accuracy"] - a["accuracy"] for a, b in pairs]
-    error = statistics.mean(math.hypot(a["standard_error"], b["standard_error"]) for a, b in pairs)
-    papers = [row["paper"] for row in pairs[0] if row.get("paper") is not None]
+def _difference(both: list[Pair]) -> tuple[str, str, str]:
+    """Between two cells, seed by seed: the mean with its error, the paper's, and each."""
+    found = [b["accuracy"] - a["accuracy"] for a, b in both]
+    error = statistics.mean(math.hypot(a["standard_error"], b["standard_error"]) for a, b in both)
+    papers = [row["paper"] for row in both[0] if row.get("paper") is not None]
     paper = f"{papers[1] - papers[0]:+.1f}" if len(papers) == 2 else "-"
-    each = ", ".join(f"{a['seed']}: {x:+.1f}" for (a, _), x in zip(pairs, found, strict=True))
+    each = ", ".join(f"{a['seed']}: {x:+.1f}" for (a, _), x in zip(both, found, strict=True))
     return f"{statistics.mean(found):+.1f} ± {error:.1f}", paper, each
 
 

@@ -2,12 +2,15 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from simplicia import cli
 from simplicia.reproduce import EXPERIMENTS, get
 from simplicia.reproduce.figures import lines
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(cell, epochs=100, **fields):
@@ -55,11 +58,37 @@ def test_the_command_draws_what_there_is(tmp_path, capsys):
     (results / "paper" / "tau-downstream.json").write_text(json.dumps(rows))
     words = ["reproduce", "tau-downstream", "--results", str(results), "--figure"]
     assert cli.main([*words, str(target)]) == 0 and target.read_text().count("<svg") == 1
-    assert "<!-- RN-18 L=5000 -->" in target.read_text() and "drawn to" in capsys.readouterr().out
+    assert ">RN-18 L=5000<" in target.read_text() and "drawn to" in capsys.readouterr().out
     for last, told in (
         ([str(tmp_path / "a.doc")], "its name must end in .svg, .png or .pdf"),
         ([str(target), "--epochs", "7"], "nothing that tau-downstream draws has been measured yet"),
     ):
         assert cli.main([*words, *last]) == 2 and told in capsys.readouterr().err
-    assert cli.main(["reproduce", "table1", "--figure", str(target)]) == 2
-    assert "table1 is a table" in capsys.readouterr().err
+    assert cli.main(["reproduce", "speedrun", "--figure", str(target)]) == 2
+    assert "speedrun is a table" in capsys.readouterr().err
+
+
+def test_what_sem_adds_is_drawn_of_the_budget_with_most_pairs(tmp_path):
+    (tmp_path / "paper").mkdir()
+    cells = {"BYOL": 61.0, "BYOL + SEM": 63.0, "MoCo": 66.0, "MoCo + SEM": 64.0, "SwAV + SEM": 77.0}
+    rows = [row(cell, accuracy=found, paper=found + 20) for cell, found in cells.items()]
+    rows += [row(f"BYOL{sem}", accuracy=found, seed=1) for sem, found in (("", 62.0), (" + SEM", 65.0))]
+    rows += [row(f"BYOL{sem}", 400, accuracy=found) for sem, found in (("", 71.0), (" + SEM", 72.0))]
+    (tmp_path / "paper" / "table1.json").write_text(json.dumps(rows))
+    target = tmp_path / "table1.svg"
+    words = ["reproduce", "table1", "--results", str(tmp_path), "--figure", str(target)]
+    assert cli.main(words) == 0
+    numbers = re.findall(r">(\d\d\.\d)<", target.read_text())
+    assert numbers == ["66.0", "64.0", "86.0", "84.0", "61.5", "64.0", "81.0", "83.0"]
+    assert "100 epochs, of several seeds the mean" in target.read_text()
+    first = target.read_bytes()
+    assert cli.main(words) == 0 and target.read_bytes() == first
+    assert cli.main([*words, "--epochs", "400"]) == 0
+    assert ">71.0<" in target.read_text() and ">61.5<" not in target.read_text()
+
+
+def test_the_readmes_figure_shows_what_is_stored(tmp_path):
+    drawn = tmp_path / "table1.svg"
+    assert cli.main(["reproduce", "table1", "--results", str(ROOT / "results"), "--figure", str(drawn)]) == 0
+    now, then = (re.findall(r">([^<>\n]+)</text>", p.read_text()) for p in (drawn, ROOT / "docs/table1.svg"))
+    assert now == then and len(now) > 28, "run: simplicia reproduce table1 --figure docs/table1.svg"
