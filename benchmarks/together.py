@@ -24,14 +24,14 @@ def steps(recipe: str, seconds: float) -> None:
 
     from simplicia.data.datasets import ImageSet
     from simplicia.train import devices, recipes
-    from simplicia.train.fit import fit
+    from simplicia.train.fit import fitted
     from simplicia.train.loop import Training
 
     made = recipes.get(recipe)
     fabric = devices.fabric("auto", 1, made.precision)
     size = made.image_size or 32
     images = ImageSet("random", torch.randint(0, 256, (10_000, 3, size, size), dtype=torch.uint8))
-    made, _ = fit(made, images, fabric.device)
+    made, _ = fitted(made, images, fabric.device)
     training = Training(made, Path("unused"), images, fabric, quiet=True)
     for step in range(5):
         training.step(step).loss.item()

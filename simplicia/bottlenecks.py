@@ -155,7 +155,8 @@ class VectorQuantised(nn.Module):
         counts = average(chosen.sum(1))
         self.counts.lerp_(counts, 1 - self.decay)
         pull = sums - counts[..., None] * self.codebook
-        self.codebook.addcdiv_(pull, self.counts[..., None], value=1 - self.decay)
+        some = self.counts[..., None].clamp_min(torch.finfo(z.dtype).tiny)  # a code that none chose stays
+        self.codebook.addcdiv_(pull, some, value=1 - self.decay)
 
     @staticmethod
     def _take(table: Tensor, places: Tensor) -> Tensor:

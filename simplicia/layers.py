@@ -142,11 +142,26 @@ class ByView2d(_ByView, nn.BatchNorm2d):
     """``nn.BatchNorm2d`` with statistics of its own for each view of a joint batch."""
 
 
+BY_VIEW: dict[type, type] = {nn.BatchNorm1d: ByView1d, nn.BatchNorm2d: ByView2d}
+
+
 def normalise_by_view(module: nn.Module) -> None:
     """Make every BatchNorm and codebook of a module tell views apart, in place; names stay."""
-    kinds: dict[type, type] = {nn.BatchNorm1d: ByView1d, nn.BatchNorm2d: ByView2d}
     for part in module.modules():
-        if type(part) in kinds:
-            part.__class__ = kinds[type(part)]
+        if type(part) in BY_VIEW:
+            part.__class__ = BY_VIEW[type(part)]
         elif hasattr(part, "views"):
             part.views = _ByView.views  # type: ignore[assignment]
+
+
+def mixes_views(module: nn.Module) -> str | None:
+    """The kind of a BatchNorm that ``normalise_by_view`` cannot make tell views apart, if there is one.
+
+    Such are those of many timm models, which have an activation inside.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            tracks = part.affine and part.track_running_stats and part.momentum is not None
+            if type(part) not in BY_VIEW or not tracks:
+                return type(part).__name__
+    return None

@@ -35,6 +35,7 @@ def commit() -> str:
     if told := os.environ.get("SIMPLICIA_COMMIT"):
         return told
     try:
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # installed within someone else's repository
         name = _git("rev-parse", "--short", "HEAD")
         return f"{name}-dirty" if _git("status", "--porcelain", "--", ".") else name
     except (OSError, subprocess.SubprocessError):

@@ -154,6 +154,14 @@ def test_the_first_batch_places_codes_and_hardly_used_ones_are_revived():
     assert torch.equal(vq.codebook, before)
 
 
+@pytest.mark.parametrize("options", [{"revive": 0.0}, {"decay": 0.0}])
+def test_codes_that_none_chose_stay_numbers(options):
+    vq = make("vq", **options)
+    for _ in range(5):
+        assert vq(torch.randn(3, 12)).isfinite().all()  # fewer than there are codes
+    assert vq.codebook.isfinite().all()
+
+
 @pytest.mark.parametrize("name", bottlenecks.names())
 def test_evaluation_is_deterministic_and_changes_nothing(name):
     bottleneck = make(name)

@@ -1,5 +1,6 @@
 """The commit and the device that a result states."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_a_copy_without_a_repository_is_told(repository, monkeypatch):
     assert stated(repository) == "unknown"
     monkeypatch.setenv("SIMPLICIA_COMMIT", "abc1234")
     assert stated(repository) == "abc1234"
+
+
+def test_a_repository_that_only_surrounds_the_package_says_nothing(repository):
+    place = repository / ".venv"
+    shutil.copytree(repository / "simplicia", place / "simplicia")
+    (repository / ".gitignore").write_text(".venv\n")
+    assert stated(place) == "unknown"
 
 
 @pytest.mark.parametrize("name", ["cpu", "mps"])

@@ -133,7 +133,7 @@ def measured_peak(recipe: Recipe, device: str = "auto") -> float:
     """Peak memory of two training steps on a GPU, in GiB: on random images, as many as two batches hold."""
     from simplicia.data.datasets import ImageSet
     from simplicia.train import devices
-    from simplicia.train.fit import fit
+    from simplicia.train.fit import fitted
     from simplicia.train.loop import Training
 
     fabric = devices.fabric(device, 1, recipe.precision)
@@ -141,7 +141,7 @@ def measured_peak(recipe: Recipe, device: str = "auto") -> float:
         raise UserError(f"peak memory is measured on a GPU, not on {fabric.device.type}; leave --measure out")
     shape = 2 * recipe.batch_size, 3, recipe.image_size, recipe.image_size
     images = ImageSet("random", torch.randint(0, 256, shape, dtype=torch.uint8), None, classes=())
-    recipe, _ = fit(recipe, images, fabric.device)
+    recipe, _ = fitted(recipe, images, fabric.device)
     torch.cuda.reset_peak_memory_stats(fabric.device)
     training = Training(recipe, Path("unused"), images, fabric, quiet=True)
     for step in range(2):

@@ -15,7 +15,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError, unknown
 from simplicia.provenance import commit, versions
 from simplicia.train import devices, recipes
-from simplicia.train.fit import fit
+from simplicia.train.fit import fitted
 from simplicia.train.loop import Training
 from simplicia.train.settings import with_changes
 from simplicia.train.step import ENGINES
@@ -42,7 +42,7 @@ def bench_step(
         images = max(50_000 * 32**2 // size**2, 2 * recipe.batch_size)
     pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8)
     data = ImageSet("random", pixels, torch.zeros(images, dtype=torch.long), classes=("none",))
-    recipe, _ = fit(recipe, data, fabric.device)
+    recipe, _ = fitted(recipe, data, fabric.device)
     on_gpu = fabric.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()

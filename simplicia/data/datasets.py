@@ -48,6 +48,19 @@ class ImageSet:
             raise UserError(f"images are uint8 of shape (N, 3, H, W) with N at least 1, not {dtype} {shape}")
         if self.labels is not None and tuple(self.labels.shape) != shape[:1]:
             raise UserError(f"{shape[0]} images need {shape[0]} labels, not {tuple(self.labels.shape)}")
+        if self.labels is not None:
+            self._check_classes(self.labels)
+
+    def _check_classes(self, labels: Tensor) -> None:
+        """Labels are numbers of classes; classes that have no names are called by their numbers."""
+        if labels.dtype.is_floating_point or labels.dtype == torch.bool:
+            raise UserError(f"labels are {labels.dtype}; they must be whole numbers, from 0 on")
+        low, high = (int(label) for label in labels.aminmax())
+        if not self.classes and high < 2**16:
+            object.__setattr__(self, "classes", tuple(str(label) for label in range(high + 1)))
+        if low < 0 or high >= len(self.classes):
+            known = f", and there are {len(self.classes)} classes" if self.classes else ""
+            raise UserError(f"labels are from {low} to {high}; they count classes from 0 on{known}")
 
     def __len__(self) -> int:
         return len(self.images)

@@ -1,6 +1,5 @@
 """Results of several runs side by side: one row for what was measured alike, one column for each run."""
 
-import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -10,6 +9,7 @@ from simplicia.errors import UserError
 from simplicia.evaluate import results
 from simplicia.run import LAYERS
 from simplicia.train import checkpoint
+from simplicia.train.log import lines_of
 from simplicia.train.recipe import Recipe, read_yaml
 
 
@@ -162,15 +162,9 @@ def _cell(result: Cell) -> Cell:
 def _online(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
     """The last accuracies that probes of the training itself wrote to the log."""
     last: dict[str, float] = {}
-    log = folder / "log.jsonl"
-    for text in log.read_text(errors="replace").splitlines() if log.exists() else []:
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):  # the torn last line of a killed process
-            continue
-        if isinstance(line, dict):
-            online = {k: v for k, v in line.items() if k.startswith("online_") and "_accuracy" in k}
-            last |= {k: v for k, v in online.items() if results.is_number(v)}
+    for line in lines_of(folder / "log.jsonl"):
+        online = {k: v for k, v in line.items() if k.startswith("online_") and "_accuracy" in k}
+        last |= {k: v for k, v in online.items() if results.is_number(v)}
     found = {}
     for key, accuracy in last.items():
         layer, _, temperature = key.removeprefix("online_").replace("_accuracy", "").partition("@")

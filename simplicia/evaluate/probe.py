@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simplicia.data.datasets import ImageSet
+from simplicia.data.datasets import ImageSet, held_out
 from simplicia.errors import UserError, unknown
 from simplicia.evaluate.features import check_classes
 from simplicia.evaluate.inputs import Inputs, precision
@@ -316,18 +316,18 @@ def _hold_out(images: ImageSet, validation: float) -> Tensor:
     """
     assert images.labels is not None
     labels = images.labels.numpy()
-    mask = np.zeros(len(labels), dtype=bool)
-    least = 1 if validation < 1 else int(validation) + 1
+    if validation < 1:
+        mask = held_out(labels, validation)
+        if not mask.any():
+            raise UserError(f"{images.name} has one image of each class; none can be held out for choosing")
+        return torch.from_numpy(mask)
+    mask, count = np.zeros(len(labels), dtype=bool), int(validation)
     for number in np.unique(labels):
         members = np.flatnonzero(labels == number)
-        if len(members) < least:
+        if len(members) <= count:
             raise UserError(
                 f"{images.name} has too few images to hold some out for choosing: class "
-                f"{images.classes[number]!r} has {len(members)}, and needs {least}"
+                f"{images.classes[number]!r} has {len(members)}, and needs {count + 1}"
             )
-        share = round(validation * len(members)) if validation < 1 else int(validation)
-        count = min(max(share, 1), len(members) - 1)
         mask[np.random.default_rng(0).permutation(members)[:count]] = True
-    if not mask.any():
-        raise UserError(f"{images.name} has one image of each class; none can be held out for choosing")
     return torch.from_numpy(mask)

@@ -27,8 +27,8 @@ class Output(NamedTuple):
 
     loss: Tensor
     features: tuple[Tensor, ...]  # the encoder's output, detached
-    embeddings: tuple[Tensor, ...]  # the bottleneck's output, detached, less ``offset``
-    offset: float = 0.0  # 1/V where a fast network hands out its simplices as the projector gets them
+    embeddings: tuple[Tensor, ...]  # the bottleneck's output, detached, less ``missing``
+    missing: float = 0.0  # 1/V where a fast network hands out its simplices as the projector gets them
 
 
 class Branch(NamedTuple):
@@ -49,7 +49,7 @@ class Network(nn.Module):
     """
 
     encoded: Tensor | None = None  # the encoder's output, where a step computed it beforehand
-    withheld = 0.0  # what the embeddings of its branches lack
+    missing = 0.0  # what the embeddings of its branches lack
 
     def __init__(self, encoder: nn.Module, bottleneck: Bottleneck, projector: nn.Module):
         super().__init__()
@@ -92,10 +92,9 @@ class Method(nn.Module):
         branches = self.branches(views)
         penalty = sum(branch.penalty for branch in branches) / len(branches)
         loss = self.loss(views, branches) + penalty
-        features, embeddings = (
-            tuple(x.detach() for x in part) for part in list(zip(*branches, strict=True))[:2]
-        )
-        return Output(loss, features, embeddings, self.online.withheld)
+        features = tuple(branch.features.detach() for branch in branches)
+        embeddings = tuple(branch.embedding.detach() for branch in branches)
+        return Output(loss, features, embeddings, self.online.missing)
 
     def branches(self, views: list[Tensor]) -> list[Branch]:
         """Each view through the online network, at its own temperature."""

@@ -20,7 +20,7 @@ from simplicia.reproduce.experiment import Cell, Plan, plan
 from simplicia.run import Run
 from simplicia.train import checkpoint, place
 from simplicia.train.devices import choose
-from simplicia.train.fit import fit
+from simplicia.train.fit import fitted
 from simplicia.train.images import load_images
 from simplicia.train.recipe import Recipe, read_yaml
 
@@ -86,7 +86,7 @@ class Job:
         wanted = self.recipe
         if not (self.folder / "recipe.yaml").exists():
             images = load_images(wanted, "train", False, self.quiet)
-            wanted, _ = fit(wanted, images, choose(self.session.options.device))
+            wanted, _ = fitted(wanted, images, choose(self.session.options.device))
         to = self.cell.options.get("to")
         if to not in self.session.images:  # those of one set only: they may be gigabytes
             read = labelled_for if to is None else splits_for

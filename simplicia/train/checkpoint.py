@@ -131,7 +131,7 @@ class Writer:
     def __init__(self, folder: Path, keep: int = KEEP):
         self.folder, self.keep = folder, keep
         self.thread: threading.Thread | None = None
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self.slowest = 0.0  # seconds that one took, copied and written
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(".writing-*"):  # of a process that was killed
@@ -154,12 +154,13 @@ class Writer:
             error, self.error = self.error, None
             last = latest(self.folder)
             kept = f"the last good one is {last.name}" if last else "there is none yet"
-            raise UserError(f"no checkpoint could be written to {self.folder}: {error}; {kept}")
+            why = str(error) or type(error).__name__
+            raise UserError(f"no checkpoint could be written to {self.folder}: {why}; {kept}") from error
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], start: float) -> None:
         try:
             save(self.folder, step, tensors, state, self.keep)
-        except OSError as error:
+        except Exception as error:  # told by wait, in the thread that trains
             self.error = error
         self.slowest = max(self.slowest, time.monotonic() - start)
 

@@ -22,12 +22,16 @@ OPEN = {
 
 def check_parts(recipe: Recipe, processes: int) -> None:
     """A UserError if what is in the networks at once cannot be divided among processes."""
+    name = "batch_size" if recipe.at_once == recipe.batch_size else "micro_batch"
     if recipe.at_once % max(processes, 1):
-        name = "batch_size" if recipe.at_once == recipe.batch_size else "micro_batch"
         raise UserError(f"{name} is {recipe.at_once}; {processes} processes need a multiple of that")
+    if recipe.at_once and recipe.at_once // max(processes, 1) < 2:
+        raise UserError(
+            f"{name} is {recipe.at_once}; {processes} processes need 2 images each, as BatchNorm does"
+        )
 
 
-def fit(
+def fitted(
     recipe: Recipe, images: ImageSet, device: torch.device, processes: int = 1
 ) -> tuple[Recipe, list[str]]:
     """The recipe with every open setting decided, and what was decided, for people."""

@@ -23,7 +23,7 @@ def measure(method: Method, output: Output) -> dict[str, float]:
     bottleneck = method.online.bottleneck
     if isinstance(bottleneck, SimplicialEmbedding):
         # p - 1/V comes in 16 bits: a probability of 0 may be a little less
-        simplices = (output.embeddings[0].float() + output.offset).clamp_min(0)
+        simplices = (output.embeddings[0].float() + output.missing).clamp_min(0)
         figures["entropy"] = entropy(simplices, bottleneck.vertices).mean().item()
     return figures
 
@@ -40,30 +40,31 @@ def effective_rank(features: Tensor) -> float:
 
 def warnings(
     method: Method, figures: dict[str, float], step: int, total_steps: int, images: int
-) -> list[str]:
-    """What is wrong with these figures of a batch of so many images, in words; nothing when nothing is."""
-    words = []
+) -> dict[str, str]:
+    """What is wrong with these figures of a batch of so many images: by kind, in words."""
+    found = {}
     if figures["feature_std"] < 0.05:
-        words.append(
+        found["collapse"] = (
             f"collapse: different images have nearly equal features (spread {figures['feature_std']:.3f}); "
             "a lower learning rate or a longer warm-up usually helps"
         )
     elif figures["effective_rank"] < 2:
-        words.append(f"collapse: the features use {figures['effective_rank']:.1f} directions")
+        found["collapse"] = f"collapse: the features use {figures['effective_rank']:.1f} directions"
     bottleneck = method.online.bottleneck
     late = step > 0.2 * total_steps
     if isinstance(bottleneck, SimplicialEmbedding) and bottleneck.vertices > 1 and late:
         share = figures["entropy"] / math.log(bottleneck.vertices)
         if share > 0.995:
-            words.append(
+            found["uniform"] = (
                 f"simplices are uniform (entropy {share:.3f} of ln V): the temperature may be too high"
             )
         elif share < 0.005:
-            words.append(
+            found["one-hot"] = (
                 f"simplices are one-hot (entropy {share:.3f} of ln V): the temperature may be too low"
             )
     chance = method.chance(images)
     begun = step > 0.05 * total_steps  # before that it may not have left it yet
     if begun and chance is not None and abs(figures["loss"] - chance) < 0.005 * chance:
-        words.append(f"the loss sits at ln K = {chance:.3f}, what guessing gives: nothing is being learned")
-    return words
+        guessing = f"ln K = {chance:.3f}, what guessing gives"
+        found["chance"] = f"the loss sits at {guessing}: nothing is being learned"
+    return found

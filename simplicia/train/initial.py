@@ -23,7 +23,7 @@ def take_over(method: Method, path: str | Path) -> tuple[int, int]:
     there = {
         key.removeprefix("method."): value for key, value in tensors.items() if key.startswith("method.")
     }
-    own = {key: value for key, value in method.state_dict().items() if "." in key}
+    own = {k: v for k, v in method.state_dict().items() if "." in k and not k.startswith("queue.")}
     taken = 0
     for key, value in own.items():
         found = there.get(key, there.get(key.replace("target.", "online.", 1)))

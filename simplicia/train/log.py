@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ class Log:
         except OSError as error:
             error.filename = str(self.path)  # that of a full disk names no file
             raise
-        for sink in self.sinks:
-            sink(step, {k: v for k, v in values.items() if isinstance(v, int | float)})
+        for write, _ in self.sinks:
+            write(step, {k: v for k, v in values.items() if isinstance(v, int | float)})
 
     def close(self) -> None:
         self.file.close()
+        for _, close in self.sinks:
+            close()
 
 
 class Progress:
@@ -104,8 +107,8 @@ def check_loggers(loggers: tuple[str, ...]) -> None:
             )
 
 
-def _sink(logger: str, folder: Path, name: str) -> Any:
-    """A function of (step, values) that hands numbers to another logger."""
+def _sink(logger: str, folder: Path, name: str) -> tuple[Callable[..., Any], Callable[[], Any]]:
+    """What hands the numbers of a step to another logger, ``write(step, values)``, and what ends that."""
     if logger == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 
@@ -115,8 +118,8 @@ def _sink(logger: str, folder: Path, name: str) -> Any:
             for key, value in values.items():
                 writer.add_scalar(key, value, step)
 
-        return write
+        return write, writer.close
     import wandb
 
     run = wandb.init(project="simplicia", name=name, dir=str(folder))
-    return lambda step, values: run.log(values, step=step)
+    return lambda step, values: run.log(values, step=step), run.finish

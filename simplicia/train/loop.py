@@ -22,7 +22,7 @@ from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.provenance import commit, versions
 from simplicia.run import Run, check, load
 from simplicia.train import checkpoint, devices, health, place, recipes
-from simplicia.train.fit import check_parts, fit
+from simplicia.train.fit import check_parts, fitted
 from simplicia.train.images import given, load_images
 from simplicia.train.initial import take_over
 from simplicia.train.log import Log, Progress, check_loggers, duration
@@ -84,7 +84,7 @@ def pretrain(
     if recipe.holdout:
         images, measured = datasets.split(images, recipe.holdout)
         measured = measured.squares()
-    recipe, notes = fit(recipe, images, fabric.device, processes)
+    recipe, notes = fitted(recipe, images, fabric.device, processes)
     torch.manual_seed(recipe.seed)
     training = Training(recipe, folder, images, fabric, quiet, engine)
     if recipe.online_every:
@@ -247,8 +247,9 @@ class Training:
                         self.done, epoch=(self.done - 1) // batches, lr=lr, images_per_s=speed, **figures
                     )
                 progress.update(self.done, f"loss {figures['loss']:.3f}, {speed:,.0f} images/s")
-                for words in health.warnings(self.method, figures, self.done, total, self.recipe.at_once):
-                    if (kind := words.split(":")[0]) not in warned:
+                wrong = health.warnings(self.method, figures, self.done, total, self.recipe.at_once)
+                for kind, words in wrong.items():
+                    if kind not in warned:
                         warned.add(kind)
                         progress.say(f"step {self.done}: {words}", style="yellow")
                         if log is not None:
@@ -275,10 +276,16 @@ class Training:
                 patience = max(least, 50 * (saved - began_saving))
             if ending and not last:
                 raise Interrupted(
-                    f"stopped at step {self.done} of {total}; go on with: "
-                    f"simplicia pretrain {self.recipe.name} --out {shlex.quote(str(self.folder))} --resume",
+                    f"stopped at step {self.done} of {total}; go on with: {self._same_again()}",
                     signals.received or (0 if late else signal.SIGTERM),
                 )
+
+    def _same_again(self) -> str:
+        """What goes on with the run: a command, unless only Python has its recipe or its images."""
+        name = self.recipe.name
+        if name in recipes.names() and self.recipe.data != datasets.MEMORY:
+            return f"simplicia pretrain {name} --out {shlex.quote(str(self.folder))} --resume"
+        return f"the same call of pretrain, with out={str(self.folder)!r}, resume=True"
 
     def _agreed(self, stop: bool) -> bool:
         """Whether any process was told to stop: all must leave at the same step."""

@@ -118,5 +118,5 @@ class _FusedNetwork(Network):
         return Branch(features, centred, self.projector(centred))
 
     @property
-    def withheld(self) -> float:  # type: ignore[override]
+    def missing(self) -> float:  # type: ignore[override]
         return self.offset if self.training else 0.0

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from simplicia.data.datasets import ImageSet
+from simplicia.data.datasets import ImageSet, part
 from simplicia.data.views import eval_view, squares
 from simplicia.distributed import average
 from simplicia.methods import Method, Output
@@ -57,7 +57,7 @@ class OnlineProbe:
     def learn(self, output: Output, indices: Tensor, lr: float = 0.1) -> None:
         """A step of SGD with momentum 0.9 and no weight decay, on both views. Never waits for the device."""
         features = torch.cat(output.features).float()
-        inputs = {"encoder": features, "sem": torch.cat(output.embeddings).float() + output.offset}
+        inputs = {"encoder": features, "sem": torch.cat(output.embeddings).float() + output.missing}
         inputs |= self._at_temperatures(features)
         labels = self.labels[indices].repeat(len(output.features))
         with torch.enable_grad():
@@ -73,7 +73,7 @@ class OnlineProbe:
         network = self.method.online
         was_training = network.training
         network.eval()
-        features = {k: self._features(getattr(self, k).images) for k in ("train", "test")}
+        features = {"train": self._features(self.train), "test": self._features(self.test)}
         labels = self.test.labels.to(self.device)  # type: ignore[union-attr]
         correct = {k: torch.zeros((), device=self.device) for k in self.heads}
         for h, y in zip(features["test"].split(256), labels.split(256), strict=True):
@@ -105,10 +105,10 @@ class OnlineProbe:
         bottleneck.train(was_training)
         return {k: simplicial(logits, bottleneck.vertices, tau) for k, tau in self.temperatures.items()}
 
-    def _features(self, images: Tensor) -> Tensor:
+    def _features(self, images: ImageSet) -> Tensor:
         parts = []
-        for part in images.split(256):
-            stored = squares(part.to(self.device), self.stored)
+        for indices in torch.arange(len(images)).split(256):
+            stored = squares(part(images, indices).squares().images.to(self.device), self.stored)
             parts.append(self.method.online.encoder(eval_view(stored, self.size, *self.statistics)))
         return torch.cat(parts).float()
 

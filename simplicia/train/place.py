@@ -148,8 +148,9 @@ def lock(folder: Path, name: str = ".lock") -> Any:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:  # not on Windows
-        pass
-    except OSError:
+    except BlockingIOError:
+        file.close()
         raise Busy(f"{folder} is being trained by another process; give another --out") from None
+    except (ImportError, OSError):  # Windows, or a file system without locks
+        pass
     return file

@@ -117,6 +117,9 @@ class Recipe:
         ):
             if getattr(self, name) < least:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("image_size", "stored_size", "view_size"):
+            if getattr(self, name) == 1:
+                raise UserError(f"{name} is 1; views have at least 2 pixels on a side")
         if 1 in (self.batch_size, self.micro_batch):
             name = "batch_size" if self.batch_size == 1 else "micro_batch"
             raise UserError(f"{name} is 1; BatchNorm needs at least 2 images")
@@ -144,6 +147,11 @@ class Recipe:
                 raise UserError(f"sem.{name} is {value}; it must be 0 (one-hot) or positive, and finite")
             if self.bottleneck == "gumbel" and value == 0:
                 raise UserError(f"sem.{name} is 0; Gumbel samples need a positive one, such as 2")
+        if self.bottleneck == "sem" and self.sem.temperature == 0:
+            raise UserError(
+                "sem.temperature is 0; one-hot codes pass no gradient to the encoder, so training needs a "
+                "positive one, such as 1; 0 is for what is measured afterwards"
+            )
         if self.vq.dimensions < 1:
             raise UserError(f"vq.dimensions is {self.vq.dimensions}; it must be at least 1")
         if not 0 <= self.vq.commitment < math.inf:
@@ -167,14 +175,18 @@ class Recipe:
             self.views.validate()
         except ValueError as error:
             raise UserError(f"views: {error}") from error
+        if len(self.views.blur) != 2:
+            raise UserError(f"views.blur is {self.views.blur}; a method takes 2 views, so give 2 entries")
 
     def _validate_options(self) -> None:
+        """Check the method's options, and make them of the types that it takes."""
         known = methods.options(self.method)
+        options: dict[str, Any] = {}
         for option, value in self.options.items():
             if option not in known:
                 raise unknown(f"option of method {self.method!r}:", option, known)
             name = f"{self.method}.{option}"
-            value = convert(value, type(known[option]), name)
+            value = options[option] = convert(value, type(known[option]), name)
             epochs = "epochs" in option or option == "queue_start"
             if isinstance(value, int) and value < (0 if epochs else 1):
                 raise UserError(f"{name} is {value}; it must be at least {0 if epochs else 1}")
@@ -183,6 +195,7 @@ class Recipe:
             most = 1 if "momentum" in option else math.inf
             if not 0 <= value <= most or value == math.inf:
                 raise UserError(f"{name} is {value}; it must be a number from 0 to {most}")
+        self.options = options
 
     @property
     def stored(self) -> int:

@@ -15,7 +15,9 @@ from torch import Tensor
 from simplicia.data.resident import Resident, mix
 from simplicia.data.views import Views
 from simplicia.errors import UserError, unknown
+from simplicia.layers import mixes_views
 from simplicia.methods import Method, Output
+from simplicia.methods.base import TargetMethod
 from simplicia.train import optim
 from simplicia.train.devices import allow_variants
 from simplicia.train.online import OnlineProbe
@@ -127,7 +129,7 @@ def create(engine: str, recipe: Recipe, method: Method, data: Resident, views: V
     """The step of an engine: "eager", "compiled", "captured", or "auto" for the fastest that works here."""
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
-    obstacle = _obstacle(recipe, fabric)
+    obstacle = _obstacle(recipe, method, fabric)
     if engine == "captured" and obstacle:
         raise UserError(f"engine is 'captured', but {obstacle}; 'eager' works")
     if engine == "auto":
@@ -141,7 +143,7 @@ def create(engine: str, recipe: Recipe, method: Method, data: Resident, views: V
     return kind(recipe, method, data, views, fabric)
 
 
-def _obstacle(recipe: Recipe, fabric: Any) -> str | None:
+def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
     """Why the step cannot be captured here."""
     if fabric.device.type != "cuda":
         return f"the device is {fabric.device.type}, not a GPU"
@@ -153,4 +155,8 @@ def _obstacle(recipe: Recipe, fabric: Any) -> str | None:
         return "gradients are clipped"
     if recipe.parts > 1:
         return f"a batch is {recipe.parts} micro-batches"
+    if kind := mixes_views(method):
+        return f"the encoder's {kind} cannot tell the two views of a batch apart"
+    if recipe.sem.second_temperature == 0 and not isinstance(method, TargetMethod):
+        return "sem.second_temperature is 0, which a batch of both views cannot have for one of them"
     return None if importlib.util.find_spec("triton") else "triton is not installed"

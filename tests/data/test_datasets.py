@@ -62,6 +62,23 @@ def test_an_image_set_holds_images():
         ImageSet("mine", torch.zeros(2, 3, 4, 4).byte(), labels=torch.zeros(3))
 
 
+def test_labels_count_classes_which_need_no_names():
+    images = torch.zeros(2, 3, 4, 4).byte()
+    assert ImageSet("mine", images, torch.tensor([2, 0])).classes == ("0", "1", "2")
+    for labels, classes, words in (
+        (
+            torch.tensor([2, 0]),
+            ("a", "b"),
+            "labels are from 0 to 2; they count classes from 0 on, and there are 2",
+        ),
+        (torch.tensor([-1, 0]), (), "labels are from -1 to 0"),
+        (torch.tensor([0, 10**12]), (), "labels are from 0 to 1000000000000"),
+        (torch.tensor([0.0, 1.0]), (), "labels are torch.float32"),
+    ):
+        with pytest.raises(UserError, match=words):
+            ImageSet("mine", images, labels, classes)
+
+
 def test_a_share_is_held_out_of_every_class():
     labels = np.array([0] * 50 + [1] * 9 + [2] * 2 + [3])
     mask = held_out(labels, 0.1)

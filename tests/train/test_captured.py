@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import types
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.pixels import normalise
 from simplicia.layers import normalise_by_view
 from simplicia.methods.base import Network
-from simplicia.train import captured, devices, recipes
+from simplicia.train import captured, devices, recipes, step
 from simplicia.train.captured import CapturedStep, _CopiedConv2d
-from simplicia.train.fit import fit
+from simplicia.train.fit import fitted
 from simplicia.train.loop import Training
 from simplicia.train.settings import with_changes
 
@@ -35,6 +36,24 @@ def compiled_anew():
 def projectors_in_halves(monkeypatch):
     """As at the paper's size, of weights that are small here."""
     monkeypatch.setattr(captured, "LARGE", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"encoder": "mobilenetv3_small_050"}, "the encoder's BatchNormAct2d cannot tell the two views"),
+        ({"method": "simclr", "sem.second_temperature": 0.0}, "sem.second_temperature is 0"),
+        ({"sem.second_temperature": 0.0}, None),  # the target's own, for both views
+    ],
+)
+def test_what_cannot_be_one_batch_is_not_captured(changes, words, monkeypatch):
+    """Without a GPU: as if there were one."""
+    monkeypatch.setattr(step.importlib.util, "find_spec", lambda name: True)
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"precision": "bf16", **changes})
+    gpu = types.SimpleNamespace(device=torch.device("cuda"), world_size=1)
+    told = step._obstacle(recipe, recipe.build(), gpu)
+    assert told is None if words is None else words in told
 
 
 @pytest.mark.parametrize("name", methods.names())
@@ -114,7 +133,7 @@ def training(name, engine, fixed_views=True, precision="bf16", **changes):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (640, 3, 32, 32), dtype=torch.uint8, generator=generator)
     data = ImageSet("random", images, torch.zeros(640, dtype=torch.long), classes=("none",))
-    recipe, _ = fit(recipe, data, fabric.device)
+    recipe, _ = fitted(recipe, data, fabric.device)
     torch.manual_seed(0)
     made = Training(recipe, Path("unused"), data, fabric, True, engine)
     if fixed_views:  # the same augmented batches for both engines

@@ -123,6 +123,16 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_nothing_else(tmp_path):
     assert json.loads((tmp_path / "step-000000005" / "state.json").read_text())["step"] == 5
 
 
+def test_whatever_stops_a_checkpoint_is_told(tmp_path):
+    writer = checkpoint.Writer(tmp_path)
+    writer.save(5, {"a": torch.ones(10)}, {"note": Path("no JSON")})
+    with pytest.raises(
+        UserError, match=r"no checkpoint could be written.*not JSON serializable; there is none"
+    ):
+        writer.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_copy_is_taken_at_once(tmp_path):
     writer, tensor = checkpoint.Writer(tmp_path), torch.ones(1000)
     writer.save(1, {"a": tensor}, {})

@@ -303,8 +303,8 @@ def test_a_method_trains_as_with_plain_layers(monkeypatch, compiled):
         one, two = plain(views), fast(views)
         assert forked == [True, True, False]
     torch.testing.assert_close(one.loss, two.loss, rtol=1e-4, atol=1e-5)
-    assert one.offset == 0 and two.offset == fast.online.offset
-    whole = tuple(part + two.offset for part in two.embeddings)
+    assert one.missing == 0 and two.missing == fast.online.offset
+    whole = tuple(part + two.missing for part in two.embeddings)
     torch.testing.assert_close(one.embeddings, whole, rtol=1e-3, atol=1e-4)
     one.loss.backward()
     two.loss.backward()

@@ -110,3 +110,15 @@ def test_a_temperature_no_softmax_has(capsys):
     words = ["pretrain", "shapes-byol-sem", "--online-every", "1", "--online-temperatures", "-1", "--dry-run"]
     assert cli.main(words) == 2
     assert "online_temperatures has -1" in capsys.readouterr().err
+
+
+def test_whole_pictures_are_compared_by_their_centre_squares():
+    """Kept squeezed to squares for training; what is measured is what `knn` measures."""
+    method, probe = make()
+    squeezed = dataclasses.replace(SETS[0], aspects=torch.full((80,), 2.0))
+    _, other = make()
+    other.train, other.method = squeezed, method
+    method.eval()
+    expected = probe._features(dataclasses.replace(SETS[0], images=squeezed.squares().images))
+    assert torch.equal(other._features(squeezed), expected)
+    assert not torch.equal(expected, probe._features(SETS[0]))

@@ -128,6 +128,10 @@ def test_wrong_changes_are_one_sentence(changes, words):
         ({"loggers": ["tensorbored"]}, "tensorboard"),
         ({"views.grey": 2}, "grey"),
         ({"checkpoint_minutes": 0}, "checkpoint_minutes"),
+        ({"sem.temperature": 0}, "one-hot codes pass no gradient"),
+        ({"views.blur": [0.5], "views.solarise": [0.0]}, "a method takes 2 views"),
+        ({"image_size": 1}, "image_size is 1"),
+        ({"view_size": 1}, "view_size is 1"),
     ],
 )
 def test_impossible_recipes_are_one_sentence(changes, words):
@@ -199,3 +203,10 @@ def test_a_file_that_is_no_recipe_is_one_sentence(tmp_path, text):
     path.write_text(text)
     with pytest.raises(UserError, match=r"recipe\.yaml"):
         read_yaml(path)
+
+
+def test_what_was_checked_is_what_is_built():
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"options": {"momentum": "0.98", "hidden": 32.0}})
+    recipe.validate()
+    assert recipe.options["momentum"] == 0.98 and type(recipe.options["hidden"]) is int
+    assert recipe.build().momenta[0] == 0.98

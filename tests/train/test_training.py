@@ -1,5 +1,6 @@
 """Runs end to end: resumed equals uninterrupted, killed loses nothing, and mistakes are told in a line."""
 
+import errno
 import itertools
 import json
 import logging
@@ -25,6 +26,9 @@ from simplicia.encoders import ResNet
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.evaluate.features import encoder_features, labelled
 from simplicia.train import checkpoint, devices, loop
+from simplicia.train.initial import take_over
+from simplicia.train.log import Log
+from simplicia.train.settings import with_changes
 from simplicia.train.step import Step
 
 SMALL = {"epochs": 2, "batch_size": 500, "encoder": "tiny", "sem.simplices": 8, "log_every": 3, "quiet": True}
@@ -189,6 +193,32 @@ def test_a_run_in_training_is_not_taken_up_by_another(run):
         simplicia.pretrain("byol-sem", out=run.path, resume=True, quiet=True)
 
 
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
+    import fcntl
+
+    from simplicia.train import place
+
+    def unable(*arguments):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unable)
+    with place.lock(tmp_path):
+        assert (tmp_path / ".lock").exists()
+
+
+def test_other_loggers_are_given_numbers_and_closed(tmp_path, monkeypatch):
+    """A stand-in for W&B, which would want an account: it says what it was asked."""
+    asked = []
+    run = types.SimpleNamespace(
+        log=lambda v, step: asked.append((step, v)), finish=lambda: asked.append("end")
+    )
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **words: run))
+    log = Log(tmp_path / "log.jsonl", 0, ("wandb",))
+    log.write(3, loss=0.5, warning="words")
+    log.close()
+    assert asked == [(3, {"loss": 0.5}), "end"]
+
+
 def test_of_two_that_begin_in_one_folder_the_second_is_told(folder, tmp_path, monkeypatch):
     from simplicia.train import loop, place
 
@@ -314,13 +344,15 @@ def test_health_is_logged_and_collapse_is_told(folder, tmp_path, capfd):
     assert {"loss", "lr", "feature_std", "effective_rank", "entropy", "images_per_s", "epoch"} <= lines[
         0
     ].keys()
+    told = [line["warning"] for line in lines if "warning" in line]
+    assert len({words.split("(")[0] for words in told}) == len(told)  # each kind once, whatever its numbers
     from simplicia.train import health
 
     same = torch.ones(8, 128) + 1e-4 * torch.randn(8, 128)
     output = methods.Output(torch.tensor(0.1), (same, same), (torch.full((8, 104), 1 / 13),) * 2)
     figures = health.measure(run.method, output)
-    told = " ".join(health.warnings(run.method, figures, 90, 100, 8))
-    assert "collapse" in told and "uniform" in told
+    told = health.warnings(run.method, figures, 90, 100, 8)
+    assert told.keys() == {"collapse", "uniform"} and "temperature may be too high" in told["uniform"]
     winners = torch.nn.functional.one_hot(torch.randint(13, (8, 8)), 13).flatten(1) - 1 / 13
     output = methods.Output(torch.tensor(0.1), (same, same), (winners.bfloat16(),) * 2, 1 / 13)
     assert 0 <= health.measure(run.method, output)["entropy"] < 0.02  # as a low temperature has it on a GPU
@@ -335,13 +367,13 @@ def test_a_loss_at_chance_is_told(folder):
 
     method = with_changes(recipes.get("shapes-moco"), {"options": HEADS["moco"]}).build()
     figures = {"loss": torch.log(torch.tensor(701.0)).item(), "feature_std": 0.5, "effective_rank": 50.0}
-    assert "ln K" in health.warnings(method, figures, 6, 100, 256)[0]
-    assert health.warnings(method, figures, 5, 100, 256) == []
-    assert health.warnings(method, {**figures, "loss": 3.0}, 90, 100, 256) == []
+    assert "ln K" in health.warnings(method, figures, 6, 100, 256)["chance"]
+    assert health.warnings(method, figures, 5, 100, 256) == {}
+    assert health.warnings(method, {**figures, "loss": 3.0}, 90, 100, 256) == {}
     simclr = recipes.get("shapes-simclr").build()  # its guesses are among the batch
     same = losses.nt_xent(torch.ones(351, 8), torch.ones(351, 8)).item()
-    assert "ln K" in health.warnings(simclr, {**figures, "loss": same}, 6, 100, 351)[0]
-    assert health.warnings(simclr, {**figures, "loss": same}, 6, 100, 64) == []
+    assert "ln K" in health.warnings(simclr, {**figures, "loss": same}, 6, 100, 351)["chance"]
+    assert health.warnings(simclr, {**figures, "loss": same}, 6, 100, 64) == {}
 
 
 def test_online_probe_and_knn_are_named_online(tmp_path):
@@ -739,7 +771,7 @@ def test_images_in_memory_train_as_those_of_a_set(tmp_path):
     with pytest.raises(UserError, match="given from Python, and are gone"):
         labelled(run)
     longer = {**small, "epochs": 2, "out": tmp_path / "b", "until": time.monotonic()}
-    with pytest.raises(Interrupted):
+    with pytest.raises(Interrupted, match=r"go on with: the same call of pretrain, with out=.*resume=True"):
         simplicia.pretrain("shapes-byol-sem", data=found.images, **longer)
     del longer["until"]
     with pytest.raises(UserError, match="given from Python, and are gone"):
@@ -781,6 +813,10 @@ def test_training_begins_with_the_weights_of_another_run(folder, tmp_path, capfd
         if "num_batches" not in key:
             assert torch.equal(value, state[key.replace("target.", "online.", 1)])
             assert torch.equal(value, other.method.state_dict()[key.replace("target.", "online.", 1)])
+    again = with_changes(target.recipe, {"init": str(target.path)}).build()
+    fresh = again.queue.vectors.clone()
+    take_over(again, target.path)
+    assert torch.equal(again.queue.vectors, fresh) and again.queue.pointer == 0 < target.method.queue.pointer
     shutil.rmtree(tmp_path / "first")
     assert simplicia.load(tmp_path / "same").recipe.init == str(tmp_path / "first")  # it is not needed now
     for changes, words in (
