@@ -134,7 +134,7 @@ def test_the_performance_pages_numbers_are_the_stored_ones():
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"takes {byol} ms for BYOL and {sem} ms for BYOL + SEM" in readme
     speeds = {f"{row['tb_per_s']:.2f}" for row in tuning["alone"]["rows"] if "tb_per_s" in row}
-    shown = re.findall(r"(\d\.\d\d) TB/s", page) + re.findall(r"reach (\d\.\d\d)", page)
+    shown = re.findall(r"(\d\.\d\d) TB/s", page) + re.findall(r"reaches (\d\.\d\d)", page)
     assert len(shown) == 3 and set(shown) <= speeds
 
 
@@ -220,7 +220,7 @@ def test_what_is_said_of_first_steps_is_so():
     longer = {row["recipe"]: row.get("over_without_sem") for row in rows}
     simclr, moco, dino = (f"{longer[f'cifar100-{n}-sem']:.1f}" for n in ("simclr", "moco", "dino"))
     told = f"makes it {simclr} times as long in SimCLR, {moco} times in MoCo, {dino} times in DINO"
-    assert told in said
+    assert f"{told}, and {longer['cifar100-swav-sem']:.1f} times in SwAV" in said
 
 
 def test_what_is_said_of_dinos_teacher_is_so():
@@ -244,6 +244,19 @@ def test_what_is_said_of_dinos_teacher_is_so():
     words = [f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}" for row in pair]
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"DINO has {words[0]} and DINO + SEM {words[1]}." in readme
+
+
+@pytest.mark.parametrize("name", ["dino", "dino-sem"])
+def test_what_is_said_of_dinos_curves_is_so(name):
+    import json
+
+    curve = ROOT / f"results/curves/cifar100-{name}-200-epochs-batch-256-seed-0.jsonl"
+    lines = [json.loads(line) for line in curve.read_text().splitlines()]
+    tens = [lines[i : i + 10] for i in range(0, 200, 10)]
+    losses, ranks = ([sum(x[key] for x in ten) / 10 for ten in tens] for key in ("loss", "effective_rank"))
+    assert losses[-1] == min(losses) and ranks[-1] > 1.05 * ranks[0]
+    assert ranks.index(min(ranks)) == (3 if name == "dino" else 0)
+    assert abs(ranks[-1] - ranks[-2]) < 0.5
 
 
 @pytest.mark.parametrize("name", ["swav", "swav-sem"])

@@ -44,6 +44,11 @@ class Atlas:
         self.images += n
 
     @property
+    def knows_classes(self) -> bool:
+        """Whether there are classes to have information about: of one alone there is none."""
+        return self.shape[2] > 1
+
+    @property
     def table(self) -> Tensor:
         """How often each vertex fired on each class: (L, V, C)."""
         return self.counts.view(self.shape)
@@ -98,7 +103,7 @@ class Atlas:
         it is the contrast.
         """
         classes = self.shape[2]
-        score = self.vertex_information() if classes > 1 else self.contrast()
+        score = self.vertex_information() if self.knows_classes else self.contrast()
         strongest = self.table.argmax(-1).flatten().tolist()
         most = math.ceil(3 * count / classes)
         left = [most] * classes

@@ -82,8 +82,7 @@ def analyze(
     """
     run = run.in_64_bits()
     of = datasets.identity(data or run.recipe.data)
-    words = of_others(run, of, of if of in datasets.names() else Path(of).name)
-    folder = Path(out) if out is not None else run.path / "-".join(["analysis", *words])
+    folder = Path(out) if out is not None else run.path / called(run, "analysis", data)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; --out takes a folder")
     fit_images = fit_images or (FIT_ON_CPU if run.device.type == "cpu" else 10**9)
@@ -108,6 +107,12 @@ def analyze(
     found |= {"format": FORMAT, "asked": asked, **about}
     write(found, folder / "analysis.json")
     return found, folder
+
+
+def called(run: Run, what: str, data: str | None) -> str:
+    """The name of what is about some images: "analysis", and of other images than the run's own more."""
+    of = datasets.identity(data or run.recipe.data)
+    return "-".join([what, *of_others(run, of, of if of in datasets.names() else Path(of).name)])
 
 
 def read(folder: Path, asked: dict[str, Any] | None = None) -> dict[str, Any] | None:

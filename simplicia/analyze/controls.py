@@ -28,6 +28,7 @@ MOST_K = 50
 GRAPHS = (1, 3, 5, 10)  # K of the graphs that are kept
 LABELS = {"sem": "SEM", "embedder": "embedder", "ica": "ICA of the encoder", "encoder": "encoder"}
 Say = Callable[[str, int, int], None]
+EPOCHS, EPOCHS_ON_CPU = 20, 10  # of the linear classifiers
 
 
 @torch.no_grad()
@@ -56,7 +57,7 @@ def compare(
             found["sem"] = simplicial(found["embedder"], vertices, temperature)
         return found
 
-    epochs = 10 if features.device.type == "cpu" else 20
+    epochs = EPOCHS_ON_CPU if features.device.type == "cpu" else EPOCHS
     linears = fit_weights(
         features,
         labels,

@@ -51,8 +51,9 @@ class Study:
         bottleneck: Any = self.net.bottleneck
         if self.sem:
             self.simplices, self.vertices = bottleneck.simplices, bottleneck.vertices
-            self.own = float(bottleneck.temperature)
-            self.temperature = self.own if temperature is None else temperature
+            # of training: without its softmax, as `embed` is trained, there was none
+            self.own = float(bottleneck.temperature) if run.recipe.bottleneck == "sem" else None
+            self.temperature = next(t for t in (temperature, self.own, 1.0) if t is not None)
         self.notes: list[str] = []
         self.wanted: set[int] = set()  # images to show, as positions in the sample
         self.train, whole, self.split = _sets(run, data, data_dir)
@@ -193,7 +194,7 @@ class Study:
                 groups = torch.zeros(len(self.whole.superclasses), dtype=counts.dtype, device=device)
                 row["superclasses"] = largest(groups.scatter_add_(0, self.superclass, counts), 5)
             rows.append(row)
-        ranked_by = "contrast" if self.labels is None else "information"
+        ranked_by = "information" if atlas.knows_classes else "contrast"
         return {
             **atlas.summary(),
             "temperature": self.temperature,
@@ -210,7 +211,8 @@ class Study:
     def _entropy(self) -> dict[str, Any]:
         first = self.histogram.result()
         rows = [(self.temperature, len(self.features), first)]
-        others = [t for t in sorted({*TEMPERATURES, self.own}) if t != self.temperature]
+        own = set() if self.own is None else {self.own}
+        others = [t for t in sorted({*TEMPERATURES, *own}) if t != self.temperature]
         histograms = [EntropyHistogram(self.vertices, device=self.features.device) for _ in others]
         some = self.features[_sample(len(self.features), 2000)]  # images may lie sorted by class
         for logits in self._logits("entropies", some):

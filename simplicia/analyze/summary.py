@@ -29,7 +29,7 @@ def of_run(run: Run) -> dict[str, Any]:
             "layers": list(run.layers()),
             "simplices": sem and sem.simplices,
             "vertices": sem and sem.vertices,
-            "temperature": sem and sem.temperature,
+            "temperature": sem.temperature if sem and run.recipe.bottleneck == "sem" else None,
         },
         "log": log(run.path / "log.jsonl"),
         "results": results(run.path / "results"),

@@ -45,6 +45,7 @@ class Figure:
     up: str = "accuracy"
     title: str = "test accuracy, %"
     log: str = "x"  # axes that are logarithmic
+    start: int = 0  # what is added to the places, where they are counted from 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,13 @@ class Experiment:
         """The run of a cell on the experiment's data, for as long as is asked, it says, or the paper has."""
         asked = epochs if epochs is not None or "epochs" in cell.changes else self.epochs
         return plan(cell, self.data, 0, asked)
+
+    def place(self, name: str) -> int:
+        """Where a row's cell is declared: it has that cell's name, or that followed by the name of a part."""
+        declared = [
+            (len(c.name), -i) for i, c in enumerate(self.cells) if f"{name}, ".startswith(f"{c.name}, ")
+        ]
+        return -max(declared)[1] if declared else len(self.cells)
 
     def chosen(self, words: list[str]) -> list[Cell]:
         """The cells whose name has one of the words in it, or is one of them after "="; all without words."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Line = list[tuple[float, float]]
 ENDINGS = (".svg", ".png", ".pdf")
+ALIKE = {"epochs": ", {} epochs", "batch_size": ", batch {}", "probe": ", probe {}"}  # of one line
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # the same numbers give the same file
 
 
@@ -53,7 +54,9 @@ def _draw_lines(axes: "Axes", found: dict[str, Line], shape: Shape) -> None:
         axes.plot(*zip(*line, strict=True), marker="." if len(line) < 40 else "", label=name)
     axes.set(xlabel=shape.across, ylabel=shape.title)
     if "x" in shape.log:
-        axes.set_xscale("log")
+        places = {x for line in found.values() for x, _ in line}
+        least = min((x for x in places if x > 0), default=1)
+        axes.set_xscale("symlog", linthresh=least) if 0 in places else axes.set_xscale("log")
     if "y" in shape.log:
         axes.set_yscale("log")
     axes.legend(fontsize=7)
@@ -71,7 +74,7 @@ def _draw_pairs(axes: "Axes", found: dict[str, list[Pair]], experiment: Experime
     several = ", of several seeds the mean" if any(len(both) > 1 for both in found.values()) else ""
     epochs = next(iter(found.values()))[0][0].get("epochs")
     axes.plot([], color="C0", label=f"{epochs} epochs{several}")
-    if not experiment.is_ours:
+    if any(row.get("paper") is not None for both in found.values() for row in both[0]):
         axes.plot([], color="grey", label=f"the paper, {experiment.epochs} epochs")
     axes.set_yticks(range(len(found)), [str(beside[name]) for name in found])
     axes.set_ylim(len(found) - 0.4, -0.6)  # the first on top
@@ -95,17 +98,16 @@ def lines(experiment: Experiment, rows: list[Row]) -> dict[str, Line]:
     shape = experiment.figure
     assert shape is not None
     points: dict[str, dict[float, list[float]]] = {}
-    budgets = {row.get("epochs") for row in rows} - {None}
+    differ = {key: words for key, words in ALIKE.items() if len({row.get(key) for row in rows} - {None}) > 1}
     for row in rows:
         match = re.search(shape.cell, row["cell"])
         x, y = row.get(shape.field) if shape.field else match and float(match[1]), row.get(shape.up)
         if x is None or y is None:
             continue
         name = row["cell"].replace(match[0], "") if match else row["cell"]
-        if len(budgets) > 1 and row.get("epochs") is not None:
-            name += f", {row['epochs']} epochs"
+        name += "".join(words.format(row[key]) for key, words in differ.items() if row.get(key) is not None)
         for left, up in zip(*_curve(x, y), strict=True):
-            points.setdefault(name, {}).setdefault(left, []).append(up)
+            points.setdefault(name, {}).setdefault(left + shape.start, []).append(up)
     return {
         name: [(x, statistics.mean(ys)) for x, ys in sorted(line.items())] for name, line in points.items()
     }

@@ -72,7 +72,7 @@ SPECTRUM = Experiment(
         ("features", "features", ","),
         ("effective rank", "effective_rank", ".1f"),
     ),
-    figure=Figure("index", field="index", up="values", title="singular value", log="xy"),
+    figure=Figure("index", field="index", up="values", title="singular value", log="xy", start=1),
 )
 
 COHERENCE = Experiment(

@@ -202,8 +202,16 @@ def spectrum(job: Job, layer: str = "embedder") -> list[Row]:
 
 
 def coherence(job: Job, layer: str) -> list[Row]:
-    """Coherence at each K, and the graph at K = 5, of the linear classifiers that ``analyze`` fits."""
-    from simplicia.analyze.bundle import analyze
+    """Coherence at each K, and the graph at K = 5, of the linear classifiers that ``analyze`` fits.
+
+    On a CPU it fits them to fewer images, for fewer epochs: that is another protocol.
+    """
+    from simplicia.analyze.bundle import FIT_ON_CPU, analyze
+    from simplicia.analyze.controls import EPOCHS_ON_CPU
+    from simplicia.train.devices import choose
+
+    briefly = choose(job.session.options.device).type == "cpu"
+    how = f", {EPOCHS_ON_CPU} epochs of at most {FIT_ON_CPU:,} images" if briefly else ""
 
     def measure() -> Row:
         analysis, folder = analyze(job.run, None, job.data_dir, quiet=job.quiet)
@@ -214,11 +222,12 @@ def coherence(job: Job, layer: str) -> list[Row]:
         graph = next(g for g in analysis["coherence"]["graphs"] if (g["layer"], g["k"]) == (layer, 5))
         found = curve["coherence"] or []  # only data with superclasses has it
         return {
-            "protocol": "coherence of plain linear classifiers (simplicia analyze)",
+            "protocol": f"coherence of plain linear classifiers (simplicia analyze){how}",
             "layer": layer,
             "temperature": curve["temperature"],
             "classifier_accuracy": curve["test_accuracy"],
             "fit_images": curve["fit_images"],
+            "fit_epochs": curve["fit_epochs"],
             "k": analysis["coherence"]["k"][: len(found)],
             "coherence": found,
             "isolated": curve["isolated"],
@@ -232,7 +241,7 @@ def coherence(job: Job, layer: str) -> list[Row]:
             "graph": f"{folder.name}/{graph['file']}",
         }
 
-    return [job.analysed(f"coherence-{layer}", measure, layer=layer)]
+    return [job.analysed(f"coherence-{layer}", measure, layer=layer, briefly=briefly)]
 
 
 def tradeoff(job: Job) -> list[Row]:

@@ -224,6 +224,7 @@ class Session:
         row: Row = {
             "experiment": self.experiment.name,
             "cell": name,
+            **({} if part is None else {"part": part}),
             "dataset": None,
             "pretrained_on": None,
             "encoder": None,

@@ -82,7 +82,8 @@ def _mends(new: dict[str, Any], old: dict[str, Any]) -> bool:
     """Whether what was measured now says that an older failure no longer is one."""
     if "failed" not in old or new.get("run") != old.get("run"):
         return False
-    return old.get("protocol") == "diverged" or f"{new['cell']}, ".startswith(f"{old['cell']}, ")
+    declared = new["cell"].removesuffix(f", {new.get('part')}")
+    return old.get("protocol") == "diverged" or declared == old["cell"]
 
 
 def _key(row: dict[str, Any]) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def _missing(folder: Path) -> str:
         cells: dict[int | None, set[int]] = {}  # those measured, by epochs; None: not a matter of these
         for row in rows:
             budget = None if experiment.own_budgets else row.get("epochs")
-            cells.setdefault(budget, set()).add(_place(experiment, row))
+            cells.setdefault(budget, set()).add(experiment.place(row["cell"]))
         always = cells.pop(None, set())
         most = max(cells, key=lambda epochs: (len(cells[epochs]), epochs or 0), default=None)
         done = (always | cells.get(most, set())) & set(range(count))
@@ -91,7 +91,7 @@ def markdown(experiment: Experiment, rows: list[Row], link: str | None = None) -
     Where there are several budgets, a table of accuracies by epochs comes before them. The first table is
     followed by what SEM adds, if there are cells with and without it.
     """
-    rows = sorted(rows, key=lambda row: (_place(experiment, row), row.get("seed") or 0))
+    rows = sorted(rows, key=lambda row: (experiment.place(row["cell"]), row.get("seed") or 0))
     parts = []
     for alike in _grouped(rows, "pretrained_on", "batch_size", "protocol", "probe"):
         budgets = _grouped(alike, *(["device"] if experiment.own_budgets else ["epochs", "device"]))
@@ -244,7 +244,7 @@ def _shown(experiment: Experiment, row: Row, key: str, form: str) -> str:
     if key == "accuracy" and "failed" in row:
         return "diverged" if row.get("protocol") == "diverged" else "failed"
     if key == "paper" and value is None and row.get("pretrained_on") == experiment.data:
-        place = _place(experiment, row)
+        place = experiment.place(row["cell"])
         if place < len(experiment.cells) and experiment.cells[place].ours:
             return "not in the paper"
         return "figure only" if experiment.figure else "-"
@@ -254,13 +254,6 @@ def _shown(experiment: Experiment, row: Row, key: str, form: str) -> str:
     if key == "accuracy" and row.get("standard_error") is not None:
         text += f" ± {row['standard_error']:.1f}"
     return text
-
-
-def _place(experiment: Experiment, row: Row) -> int:
-    """Where the row's cell is declared: its name, or that followed by the name of a part."""
-    name = f"{row['cell']}, "
-    fits = [(len(c.name), -i) for i, c in enumerate(experiment.cells) if name.startswith(f"{c.name}, ")]
-    return -max(fits)[1] if fits else len(experiment.cells)
 
 
 def _plain(text: str) -> str:

@@ -20,7 +20,8 @@ def report(arguments: list[str]) -> None:
         "--out",
         type=target,
         metavar="FILE",
-        help="where the page goes (default: RUN/report.html; of several runs compare.html)",
+        help="where the page goes (default: RUN/report.html, of other data RUN/report-NAME.html; of several "
+        "runs compare.html)",
     )
     parser.add_argument("--data", help="a data set or folder to look at (default: the run's own)")
     parser.add_argument("--data-dir", help="where standard data sets lie (default: as in the run)")
@@ -32,8 +33,11 @@ def report(arguments: list[str]) -> None:
     analyses = [_analysis(Path(path), given) for path in given.runs]
     from simplicia.report.page import write
 
-    one = Path(given.runs[0]) / "report.html"
-    path = write(analyses, given.out or (one if len(analyses) == 1 else "compare.html"))
+    (_, first), *others = analyses
+    # analysis-NAME is of other images than the run's own, and so is report-NAME.html
+    about = first.name.removeprefix("analysis") if given.data else ""
+    one = Path(given.runs[0]) / f"report{about}.html"
+    path = write(analyses, given.out or ("compare.html" if others else one))
     print(f"written to {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -55,10 +59,11 @@ def _analysis(path: Path, given: Namespace) -> tuple[dict[str, Any], Path]:
         )
     from simplicia.run import load
 
-    before = bundle.read(path / "analysis")
+    run = load(path, given.device)
+    before = bundle.read(path / bundle.called(run, "analysis", given.data))
     asked: dict[str, Any] = before["asked"] if before and isinstance(before.get("asked"), dict) else {}
     return bundle.analyze(
-        load(path, given.device),
+        run,
         given.data or asked.get("data"),
         given.data_dir,
         given.images or asked.get("images") or 10_000,

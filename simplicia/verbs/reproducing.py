@@ -80,13 +80,20 @@ def reproduce(arguments: list[str]) -> None:
 def _draw(name: str, given: dict[str, Any], path: Path) -> None:
     from simplicia.reproduce import get, store
     from simplicia.reproduce.figures import draw
-    from simplicia.reproduce.runner import Options, results_path
+    from simplicia.reproduce.runner import Options, Session
 
     experiment, options = get(name), Options(**given)
-    wanted = [c.name for c in experiment.chosen(options.only)]
-    rows = store.read(results_path(experiment, options))
-    rows = [row for row in rows if any(row["cell"] == c or row["cell"].startswith(f"{c}, ") for c in wanted)]
-    draw(experiment, [row for row in rows if options.epochs in (None, row.get("epochs"))], path)
+    session, wanted = Session(experiment, options), experiment.chosen(options.only)
+    places = {experiment.cells.index(cell) for cell in wanted}
+    asked = {"epochs": options.epochs, "batch_size": options.batch_size}
+    rows = [
+        row
+        for row in store.read(session.path)
+        if experiment.place(row["cell"]) in places
+        and row.get("pretrained_on") in (None, session.data)
+        and all(value in (None, row.get(key)) for key, value in asked.items())
+    ]
+    draw(experiment, rows, path)
     print(f"drawn to {path}")
 
 

@@ -15,6 +15,7 @@ from simplicia.analyze import summary, weights
 from simplicia.analyze.bundle import analyze
 from simplicia.cli import main
 from simplicia.data.datasets import load
+from simplicia.run import Run
 from simplicia.train import checkpoint, recipes
 from simplicia.train.recipe import write_yaml
 from simplicia.train.settings import with_changes
@@ -174,6 +175,28 @@ def test_other_images_do_not_take_the_place_of_the_runs_own(runs, analysed, tmp_
     assert folder.parent == runs[0].path and folder.name.startswith(f"analysis-{tmp_path.name}-")
     assert found["data"]["images"] == 12 and (runs[0].path / "analysis/analysis.json").read_bytes() == own
     assert analyze(runs[0], data=str(tmp_path), quiet=True)[0]["provenance"] == found["provenance"]
+
+
+def test_a_page_of_other_images_keeps_what_was_asked_of_them(runs, analysed, tmp_path):
+    root = folder_of_images(tmp_path / "data", ["a", "b"])
+    path = runs[0].path
+    (path / "report.html").write_text("the run's own")
+    assert main(["analyze", str(path), "--data", str(root), "--images", "5", "--device", "cpu"]) == 0
+    assert main(["report", str(path), "--data", str(root), "--device", "cpu"]) == 0
+    (page,) = path.glob("report-data-*.html")
+    assert (path / "report.html").read_text() == "the run's own" and page.stat().st_size > 10_000
+    found = strict(path / page.stem.replace("report", "analysis") / "analysis.json")
+    assert found["asked"]["images"] == 5
+
+
+def test_a_run_whose_softmax_comes_only_downstream_was_trained_at_no_temperature(tmp_path):
+    changes = {"bottleneck": "embed", "sem.simplices": 6, "options": SMALL["options"]}
+    recipe = with_changes(recipes.get("shapes-byol"), changes)
+    state = {"step": 1, "total_steps": 1, "seconds": 1.0, "loss": 1.0, "mean": [0.5] * 3, "std": [0.2] * 3}
+    run = Run(tmp_path, recipe, recipe.build(), state)
+    found, _ = analyze(run, images=40, fit_images=60, quiet=True)
+    assert (found["run"]["simplices"], found["run"]["temperature"]) == (6, None)
+    assert len(found["entropy"]["curves"]) > 2 and not any(c["own"] for c in found["entropy"]["curves"])
 
 
 def test_runs_of_one_name_are_told_apart():

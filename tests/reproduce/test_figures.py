@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from simplicia import cli
 from simplicia.reproduce import EXPERIMENTS, get
-from simplicia.reproduce.figures import lines
+from simplicia.reproduce.figures import _draw_lines, lines
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +37,40 @@ def test_a_cell_may_be_a_curve_or_a_histogram():
         row("RN-18 BYOL + SEM", flops=1e9, accuracy=60.0),
     ]
     assert lines(get("encoder-scaling"), widths) == {"BYOL + SEM": [(1e9, 60.0), (2e9, 70.0)]}
+
+
+def test_what_differs_between_lines_is_in_their_names():
+    measured = {"batch_size": 256, "probe": "cifar", "accuracy": 60.0}
+    one = row("SEM, L=10", **measured)
+    rows = [one, one | {"probe": "cifar-1-epochs", "accuracy": 50.0}, one | {"batch_size": 100}]
+    assert lines(get("emb-scale"), rows) == {
+        "SEM, batch 256, probe cifar": [(10, 60.0)],
+        "SEM, batch 256, probe cifar-1-epochs": [(10, 50.0)],
+        "SEM, batch 100, probe cifar": [(10, 60.0)],
+    }
+
+
+def test_logarithmic_axes_have_room_for_the_first(tmp_path):
+    (line,) = lines(get("spectrum"), [row("RN-18 SEM, L=5000", index=[0, 9], values=[4.0, 1.0])]).values()
+    assert line == [(1, 4.0), (10, 1.0)]
+    rows = [row(f"RN-18 L=5000, tau_d={t:g}", accuracy=50 + t) for t in (0, 0.1, 1)]
+    axes = Figure().add_subplot()
+    _draw_lines(axes, lines(get("tau-downstream"), rows), get("tau-downstream").figure)
+    assert axes.get_xlim()[0] < 0 and axes.get_xscale() == "symlog"
+
+
+def test_only_what_was_asked_for_is_drawn(tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    measured = {"k": [1, 2], "coherence": [0.5, 0.4], "pretrained_on": "digits", "batch_size": 100}
+    rows = [row(cell, **measured) for cell in ("BYOL", "BYOL, ICA")]
+    (tmp_path / "other" / "coherence.json").write_text(json.dumps(rows))
+    target = tmp_path / "c.svg"
+    words = ["reproduce", "coherence", "--results", str(tmp_path), "--figure", str(target), "--data"]
+    assert cli.main([*words, "digits", "--only", "=byol"]) == 0
+    assert ">BYOL<" in target.read_text() and ">BYOL, ICA<" not in target.read_text()
+    for other in (["shapes"], ["digits", "--batch-size", "17"]):
+        assert cli.main([*words, *other]) == 2
+        assert "nothing that coherence draws has been measured yet" in capsys.readouterr().err
 
 
 SERIES = [e.name for e in EXPERIMENTS.values() if e.figure and not e.figure.field]

@@ -56,3 +56,13 @@ def test_a_file_of_another_kind_is_told_and_left(tmp_path, text):
     with pytest.raises(UserError, match=r"x\.json"):
         store.put(path, [{"cell": "a"}])
     assert path.read_text(encoding="latin-1") == text
+
+
+def test_a_failure_is_mended_by_its_own_cell_and_by_no_other(tmp_path):
+    path = tmp_path / "x.json"
+    failed = {"cell": "BYOL", "run": "r", "protocol": "failed", "failed": "no"}
+    store.put(path, [failed])
+    store.put(path, [{"cell": "BYOL, ICA", "run": "r"}])  # a cell of its own, not a part of the first
+    assert [row["cell"] for row in store.read(path)] == ["BYOL", "BYOL, ICA"]
+    store.put(path, [{"cell": "BYOL, tau=1", "part": "tau=1", "run": "r"}])
+    assert [row["cell"] for row in store.read(path)] == ["BYOL, ICA", "BYOL, tau=1"]
