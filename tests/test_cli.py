@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import simplicia
-from simplicia import cli
+from simplicia import cli, methods
 
 TINY = ["--epochs", "1", "--batch-size", "250", "--sem.simplices", "8", "--byol.hidden", "32", "--quiet"]
 
@@ -129,10 +130,24 @@ def test_help_says_what_settings_mean_and_have(capsys):
         cli.main(["pretrain", "shapes-swav-sem", "--help"])
     page = " ".join(capsys.readouterr().out.split())
     assert "--optim.clip X largest norm of the gradient (0: no clipping) (default: 0.0)" in page
-    assert "--optim.name lars|sgd (default: sgd)" in page
+    assert "--optim.name lars|sgd which optimiser (default: sgd)" in page
     assert "--swav.epsilon X of Sinkhorn (default: 0.05)" in page
-    assert "--swav.prototypes N (default: 256)" in page  # the recipe's, not the method's
+    assert "--swav.prototypes N how many (default: 256)" in page  # the recipe's, not the method's
     assert "--data_dir" not in page  # taken as well, but not shown twice
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_setting_is_explained(method, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["pretrain", f"shapes-{method}-sem", "--help"])
+    page = " ".join(capsys.readouterr().out.partition("settings:")[2].split())
+    assert page.count("(default:") > 40
+    assert re.findall(r"--\S+ (?:N|X|WORD|\S*\|\S*)(?: \[X \.\.\.\])? \(default", page) == []
+
+
+def test_options_of_another_method_are_told_as_such(capsys):
+    assert cli.main(["pretrain", "shapes-byol", "--simclr.temperature", "0.2"]) == 2
+    assert "--simclr.temperature is an option of simclr, and the method is byol" in capsys.readouterr().err
 
 
 def test_resuming_what_is_not_there_is_told(capsys, tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -266,10 +267,15 @@ def test_rows_without_simplices_have_their_point_and_no_temperature(tmp_path):
         assert path.read_text().count("downstream temperature") == 2
 
 
-def test_a_recipe_alone_is_a_sweep_over_the_downstream_temperature(quick, tmp_path):
+def test_a_recipe_alone_is_a_sweep_over_the_downstream_temperature(quick, tmp_path, capsys):
     found = sweep("byol-sem", out=tmp_path / "sweep", **{**quick, "temperatures": (0.0, 0.1, 1.0)})
     assert [cell["temperature"] for cell in found["best"]["per_temperature"]] == [0.0, 0.1, 1.0]
     assert "downstream temperature" in (tmp_path / "sweep/sweep.svg").read_text()
+    words = f"--out {tmp_path / 'sweep'} --resume --downstream-temperatures 0 0.1 1 --quiet"
+    assert cli.main(["sweep", "byol-sem", *words.split()]) == 0
+    shown = capsys.readouterr().out
+    for cell in found["best"]["per_temperature"]:
+        assert re.search(rf"0\W+{cell['temperature']:g}\W+{cell['accuracy']:.2f}", shown)
 
 
 def test_what_is_swept_is_read_as_the_setting_has_it():

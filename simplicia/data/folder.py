@@ -57,7 +57,9 @@ def load(
         raise UserError(f"the images of a folder can be brought to a size from 8 to 1024 pixels, not {size}")
     train, test, _ = layout(folder)
     if not train.files:
-        raise UserError(f"there is nothing to train on in {str(folder)!r}; images are {' '.join(EXTENSIONS)}")
+        raise UserError(
+            f"there are no images to learn from in {str(folder)!r}; images are {' '.join(EXTENSIONS)}"
+        )
     # From the training images, whatever the split: both splits must come out alike.
     size = size or suitable_size(train.files)
     chosen = train if test is None or split == "train" else test

@@ -33,14 +33,14 @@ class ViewSettings:
     crop_scale: Pair = (0.08, 1.0)  # share of the image's area
     crop_ratio: Pair = (3 / 4, 4 / 3)  # width / height
     interpolation: str = "bicubic"  # or "bilinear"
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.2
-    hue: float = 0.1
+    brightness: float = 0.4  # largest change, as a share
+    contrast: float = 0.4  # largest change, as a share
+    saturation: float = 0.2  # largest change, as a share
+    hue: float = 0.1  # largest turn, as a share of the colour wheel
     jitter: float = 0.8  # probability of the four colour adjustments above
     grey: float = 0.2  # probability
     blur: tuple[float, ...] = (0.0, 0.0)  # probability per view
-    blur_sigma: Pair = (0.1, 2.0)
+    blur_sigma: Pair = (0.1, 2.0)  # pixels
     solarise: tuple[float, ...] = (0.0, 0.2)  # probability per view
     flip: float = 0.5  # probability
 

@@ -140,8 +140,10 @@ def _row(result: Cell) -> Row:
         ends = " to ".join(f"{row['regulariser']:.3g}" for row in (path[-1], path[0]))
         told.append(f"{len(path)} regularisers from {ends}")
     if grid := result.get("grid"):
-        rates = math.prod(len(values) for key, values in grid.items() if key != "temperatures")
-        told.append(f"{rates} rates")
+        tried = math.prod(len(values) for key, values in grid.items() if key != "temperatures")
+        told.append(f"best of {tried}" if tried > 1 else "nothing to choose")
+    if len(result.get("seeds") or []) > 1:
+        told.append(f"{len(result['seeds'])} seeds")
     told += [f"{key} {results.listed(value)}" for key, value in (result.get("changed") or {}).items()]
     return Row(
         str(result.get("data", result.get("dataset"))),

@@ -122,6 +122,8 @@ def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
         words.append(f"at-{found['temperature']:g}")
     if found.get("k", K) != K:
         words.append(f"k-{found['k']}")
+    if len(found.get("seeds") or []) > 1:
+        words.append(f"{len(found['seeds'])}-seeds")
     if "fraction" in found:
         words.append(f"{100 * found['fraction']:.3g}-percent")
     if found.get("list_file") is not None:

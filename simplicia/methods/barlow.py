@@ -16,8 +16,8 @@ class BarlowTwins(Method):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,
-        out: int = 2048,
+        hidden: int = 2048,  # width of the projector's hidden layers
+        out: int = 2048,  # width of the projector's output
         lamb: float = 0.0051,  # weight of the off-diagonal
         scale: float = 0.1,  # of the whole loss
     ):

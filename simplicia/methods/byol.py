@@ -16,10 +16,10 @@ class BYOL(TargetMethod):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 4096,  # of the projector and of the predictor
-        out: int = 256,
-        momentum: float = 0.99,
-        final_momentum: float = 1.0,
+        hidden: int = 4096,  # width of the hidden layers of projector and predictor
+        out: int = 256,  # width of the projector's output
+        momentum: float = 0.99,  # of the target's moving average, at first
+        final_momentum: float = 1.0,  # of the target's moving average, at the end
     ):
         projector = mlp(bottleneck.out_features, hidden, out, blocks=bottleneck.blocks)
         super().__init__(encoder, bottleneck, projector, second_temperature, momentum, final_momentum)

@@ -25,17 +25,17 @@ class DINO(TargetMethod):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,
-        out: int = 256,
-        prototypes: int = 4096,
-        student_temperature: float = 0.1,
-        teacher_temperature: float = 0.04,
-        final_teacher_temperature: float = 0.07,
+        hidden: int = 2048,  # width of the projector's hidden layers
+        out: int = 256,  # width of the projector's output
+        prototypes: int = 4096,  # how many
+        student_temperature: float = 0.1,  # of the student's guesses
+        teacher_temperature: float = 0.04,  # of the teacher's, at first
+        final_teacher_temperature: float = 0.07,  # of the teacher's, after the warm-up
         warmup_epochs: int = 50,  # of the teacher's temperature
-        center_momentum: float = 0.9,
+        center_momentum: float = 0.9,  # of the teacher's mean, which is taken off
         frozen_epochs: int = 1,  # during which the prototypes stay as they are
-        momentum: float = 0.9995,
-        final_momentum: float = 1.0,
+        momentum: float = 0.9995,  # of the target's moving average, at first
+        final_momentum: float = 1.0,  # of the target's moving average, at the end
     ):
         width, blocks = bottleneck.out_features, bottleneck.blocks
         trunk = mlp(width, hidden, out, layers=3, norm=False, activation=nn.GELU, blocks=blocks)

@@ -20,12 +20,12 @@ class MoCo(TargetMethod):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,
-        out: int = 128,
+        hidden: int = 2048,  # width of the projector's hidden layers
+        out: int = 128,  # width of the projector's output
         temperature: float = 0.2,  # of the loss
-        queue: int = 32768,
-        momentum: float = 0.99,
-        final_momentum: float = 0.999,
+        queue: int = 32768,  # how many keys of earlier batches
+        momentum: float = 0.99,  # of the target's moving average, at first
+        final_momentum: float = 0.999,  # of the target's moving average, at the end
     ):
         projector = mlp(bottleneck.out_features, hidden, out, norm=False, blocks=bottleneck.blocks)
         super().__init__(encoder, bottleneck, projector, second_temperature, momentum, final_momentum)

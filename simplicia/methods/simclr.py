@@ -18,8 +18,8 @@ class SimCLR(Method):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,
-        out: int = 256,
+        hidden: int = 2048,  # width of the projector's hidden layers
+        out: int = 256,  # width of the projector's output
         temperature: float = 0.2,  # of the loss
     ):
         projector = mlp(bottleneck.out_features, hidden, out, norm=False, blocks=bottleneck.blocks)

@@ -22,13 +22,13 @@ class SwAV(Method):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,
-        out: int = 128,
-        prototypes: int = 3000,
+        hidden: int = 2048,  # width of the projector's hidden layers
+        out: int = 128,  # width of the projector's output
+        prototypes: int = 3000,  # how many
         temperature: float = 0.1,  # of the loss
         epsilon: float = 0.05,  # of Sinkhorn
         iterations: int = 3,  # of Sinkhorn
-        queue: int = 3840,
+        queue: int = 3840,  # how many projections of earlier batches
         queue_start: int = 50,  # the epoch from which the queue takes part in the assignment
         frozen_epochs: int = 2,  # during which the prototypes stay as they are
     ):

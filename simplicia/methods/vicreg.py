@@ -16,11 +16,11 @@ class VICReg(Method):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,
-        out: int = 2048,
-        sim: float = 25.0,
-        var: float = 25.0,
-        cov: float = 1.0,
+        hidden: int = 2048,  # width of the projector's hidden layers
+        out: int = 2048,  # width of the projector's output
+        sim: float = 25.0,  # weight of the distance between views
+        var: float = 25.0,  # weight of the variance term
+        cov: float = 1.0,  # weight of the covariance term
     ):
         projector = mlp(bottleneck.out_features, hidden, out, layers=3, blocks=bottleneck.blocks)
         super().__init__(encoder, bottleneck, projector, second_temperature)

@@ -164,12 +164,13 @@ class Training:
 
     def rehearse(self) -> None:
         """Take three steps, keep nothing, and say what the whole would cost."""
+        say = Progress("", 1, 0, self.quiet).say
+        say("timing three steps")
         times = []
         for step in range(3):
             start = time.perf_counter()
             self.step(step).loss.item()
             times.append(time.perf_counter() - start)
-        say = Progress("", 1, 0, self.quiet).say
         total = sum(p.numel() for p in self.method.parameters())
         trained = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
         fixed = 4 * (total + 2 * trained) + self.step.data.images.nbytes

@@ -22,8 +22,8 @@ class SemSettings:
     vertices: int = 13  # V
     temperature: float = 1.0  # tau
     second_temperature: float | None = None  # tau', of the target network or of view 2 (None: tau)
-    norm: Literal["batch", "layer", "none"] = "batch"
-    embedder: Literal["linear", "identity", "mlp"] = "linear"
+    norm: Literal["batch", "layer", "none"] = "batch"  # of the embedder's output, before the softmax
+    embedder: Literal["linear", "identity", "mlp"] = "linear"  # from the encoder's output to L*V numbers
     blocks: int = 1  # diagonal blocks of the embedder and of the projector's first layer
     centred: bool = True  # the projector is handed p - 1/V (False: p, as in the paper)
 
@@ -42,14 +42,14 @@ class VqSettings:
 class OptimSettings:
     """The optimiser and its learning rate."""
 
-    name: Literal["lars", "sgd"] = "lars"
+    name: Literal["lars", "sgd"] = "lars"  # which optimiser
     lr: float = 1.0  # at a batch of 256, scaled with the batch
-    weight_decay: float = 1e-5
+    weight_decay: float = 1e-5  # L2 penalty on the weights
     embedder_weight_decay: float | None = None  # of the bottleneck's weights (None: weight_decay)
-    momentum: float = 0.9
+    momentum: float = 0.9  # of the steps
     eta: float = 0.02  # LARS's trust coefficient
     exclude_1d: bool = True  # biases and norms get neither weight decay nor trust ratio
-    warmup_epochs: float = 10.0
+    warmup_epochs: float = 10.0  # during which the rate rises in a line
     warmup_lr: float = 3e-5  # where the warm-up starts
     min_lr: float = 0.0  # where the cosine ends
     per_epoch: bool = False  # the rate changes once per epoch, as the paper's does (False: at every step)
@@ -68,16 +68,16 @@ class Recipe:
     view_size: int = 0  # side of the views in training; smaller ones train faster (0: image_size)
     stored_size: int = 0  # side at which files of images are kept, for views to be cut from (0: image_size)
     whole: bool = True  # views are cut from whole pictures, if they are files (False: from centre squares)
-    method: str = "byol"
-    bottleneck: str = "sem"
-    encoder: str = "resnet18"  # ("auto": chosen from the images and the device)
-    stem: Literal["small", "imagenet", "auto"] = "small"
-    stem_padding: int = 1
-    epochs: int = 1000
+    method: str = "byol"  # barlow, byol, dino, moco, simclr, swav or vicreg
+    bottleneck: str = "sem"  # sem, none, embed, gumbel or vq
+    encoder: str = "resnet18"  # tiny, resnet18, any timm model, … ("auto": by the images and the device)
+    stem: Literal["small", "imagenet", "auto"] = "small"  # a ResNet's first layers ("auto": by image_size)
+    stem_padding: int = 1  # of the small stem's convolution (the authors' code: 2)
+    epochs: int = 1000  # passes over the images
     batch_size: int = 256  # over all processes (0: chosen from the number of images)
     micro_batch: int = 0  # images, over all processes, that are in the networks at once (0: the whole batch)
     precision: Literal["auto", "32", "bf16"] = "auto"  # ("auto": bf16 on a GPU, 32 bits elsewhere)
-    seed: int = 0
+    seed: int = 0  # of weights, order and views
     init: str | None = None  # the folder of a run whose weights training begins with
     holdout: float = 0.0  # share of each class kept out of training, for online probes (0: they use test)
     sem: SemSettings = field(default_factory=SemSettings)
@@ -87,8 +87,8 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)  # the method's own, such as {"momentum": 0.99}
     # how the run is watched, and where images lie; these may change when it is resumed
     images_on: Literal["auto", "device", "host"] = "auto"  # ("auto": the device, if half its memory will do)
-    log_every: int = 50  # steps
-    checkpoint_minutes: float = 2.0
+    log_every: int = 50  # steps between lines of the log
+    checkpoint_minutes: float = 2.0  # between checkpoints
     online_every: int = 0  # epochs between online probes (0: never; needs labels)
     online_temperatures: tuple[float, ...] = ()  # of SEM, for online probes besides that at its own
     loggers: tuple[str, ...] = ()  # "tensorboard", "wandb"
@@ -152,6 +152,8 @@ class Recipe:
                 "sem.temperature is 0; one-hot codes pass no gradient to the encoder, so training needs a "
                 "positive one, such as 1; 0 is for what is measured afterwards"
             )
+        if self.bottleneck == "sem" and self.sem.vertices == 1:
+            raise UserError("sem.vertices is 1; a simplex of one vertex is always 1, so give 2 or more")
         if self.vq.dimensions < 1:
             raise UserError(f"vq.dimensions is {self.vq.dimensions}; it must be at least 1")
         if not 0 <= self.vq.commitment < math.inf:

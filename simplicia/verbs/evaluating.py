@@ -143,6 +143,9 @@ def compare(arguments: list[str]) -> None:
             for row in found["rows"]
         ],
     )
+    cells = [cell for row in found["rows"] for cell in row["cells"] if cell is not None]
+    if any("standard_deviation" in cell for cell in cells):
+        print("±: standard error of the test images; of several seeds their standard deviation")
     if given.json is not None:
         write_text(Path(given.json), text + "\n")
 

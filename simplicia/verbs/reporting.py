@@ -30,6 +30,8 @@ def report(arguments: list[str]) -> None:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default: auto)")
     given = parser.parse(arguments)
+    if given.out and Path(given.out).suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"out is {given.out!r}; a page is HTML, so its name must end in .html")
     analyses = [_analysis(Path(path), given) for path in given.runs]
     from simplicia.report.page import write
 

@@ -71,6 +71,9 @@ def sweep(arguments: list[str]) -> None:
     held = found["validation_images"]
     title = f"{recipe.name}: accuracy on {held} held-out training images"
     table(title, ["trial", *names, "state", "validation %", "downstream temperature", "seconds"], rows)
+    if given["downstream_temperatures"] or not names:  # a recipe alone is a sweep over these
+        each = [[str(r["trial"]), _word(c["temperature"]), f"{c['accuracy']:.2f}"] for r, c in _cells(found)]
+        table("at each downstream temperature", ["trial", "downstream temperature", "validation %"], each)
     best = found["best"]
     print(f"best: trial {best['trial']}, {_accuracy(best)} %, downstream temperature ", end="")
     print(_word(best["downstream_temperature"]))
@@ -204,6 +207,11 @@ def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None
             raise UserError(f"{name} is given twice")
         out[name] = values
     return out or None
+
+
+def _cells(found: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each trial with what it has at each downstream temperature."""
+    return [(row, cell) for row in found["trials"] for cell in row["per_temperature"]]
 
 
 def _flag(name: str, method: str) -> str:

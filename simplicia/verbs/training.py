@@ -87,6 +87,10 @@ def with_settings(
         takes, helped = "X" if isinstance(default, float) else "N", described(said.get(option), shown)
         group.add_argument(flag, type=type(default), metavar=takes, help=helped)
         setters[f"{method}.{option}"] = f"options.{option}"
+    for word in arguments:
+        other = word.removeprefix("--").partition(".")[0]
+        if word.startswith("--") and "." in word and other in methods.names() and other != method:
+            raise UserError(f"{word.split('=')[0]} is an option of {other}, and the method is {method}")
     given = vars(parser.parse(arguments))
     changes = {setting: given[name] for name, setting in setters.items() if given[name] is not None}
     return given, changes, setters

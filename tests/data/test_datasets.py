@@ -532,7 +532,7 @@ def test_unreadable_images_do_not_shift_labels(tmp_path):
 
 
 def test_nothing_to_read_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="nothing to train on"):
+    with pytest.raises(UserError, match="no images to learn from"):
         load(tmp_path)
     (tmp_path / "a.jpg").write_text("no picture")
     with pytest.raises(UserError, match=r"none of the 1 images can be read, such as .*a\.jpg"):

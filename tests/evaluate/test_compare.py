@@ -107,14 +107,26 @@ def test_what_was_measured_alike_shares_a_row(runs):
             assert cell["accuracy"] == json.loads(file.read_text())["accuracy"]
 
 
-def test_a_trial_of_other_settings_leaves_the_probe_that_was_there(runs, tmp_path):
+def test_a_trial_of_other_settings_leaves_the_probe_that_was_there(runs, tmp_path, capsys):
     shutil.copytree(runs / "byol", run := tmp_path / "run")
     before = {path.name for path in (run / "results").iterdir()}
-    for words in ([], ["--epochs", "1"], ["--epochs", "2", "--lrs", "0.01"]):
+    for words in (
+        [],
+        ["--epochs", "1", "--seeds", "2"],
+        ["--epochs", "1"],
+        ["--epochs", "2", "--lrs", "0.01"],
+    ):
         assert cli.main(["probe", str(run), "--quiet", *words]) == 0
     new = {path.name for path in (run / "results").iterdir()} - before
-    named = ("", "quick-changed-", "quick-changed-"), ("", "-epochs-1", "-lrs-0.01-epochs-2")
-    assert new == {f"probe-{a}encoder{b}.json" for a, b in zip(*named, strict=True)}
+    changed = "", "-2-seeds-epochs-1", "-epochs-1", "-lrs-0.01-epochs-2"
+    assert new == {f"probe-{'quick-changed-' if b else ''}encoder{b}.json" for b in changed}
+    capsys.readouterr()
+    assert cli.main(["compare", str(run)]) == 0
+    assert "±: standard error of the test images; of several seeds their" in capsys.readouterr().out
+    variants = [row["variant"] for row in compare([run])["rows"] if row["protocol"] == "linear probe"]
+    assert len([v for v in variants if "2 seeds" in v]) == 1
+    assert [v for v in variants if "lrs 0.01" in v and "nothing to choose" in v and "best of" not in v]
+    assert [v for v in variants if "best of 3" in v and "changed" not in v]
 
 
 def test_what_was_measured_otherwise_does_not(runs):

@@ -252,6 +252,7 @@ def test_mistakes_are_one_line(runs, tmp_path, capsys):
     (tmp_path / "analysis.json").write_text(json.dumps(found))
     assert "is not whole" in told(tmp_path) and "spectrum" in told(tmp_path)
     assert "not the path of a file" in told(runs["sem"], "--out", tmp_path)
+    assert "its name must end in .html" in told(runs["sem"], "--out", tmp_path / "page.pdf")
     (tmp_path / "file").write_text("")
     assert "cannot be written" in told(runs["sem"] / "analysis", "--out", tmp_path / "file/page.html")
 

@@ -130,6 +130,7 @@ def test_wrong_changes_are_one_sentence(changes, words):
         ({"checkpoint_minutes": 0}, "checkpoint_minutes"),
         ({"sem.temperature": 0}, "one-hot codes pass no gradient"),
         ({"views.blur": [0.5], "views.solarise": [0.0]}, "a method takes 2 views"),
+        ({"sem.vertices": 1}, "a simplex of one vertex is always 1"),
         ({"image_size": 1}, "image_size is 1"),
         ({"view_size": 1}, "view_size is 1"),
     ],
