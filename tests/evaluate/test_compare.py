@@ -61,7 +61,7 @@ def rows(found, **wanted):
 
 
 def test_the_verb_writes_the_papers_protocol(runs):
-    (file,) = (runs / "byol-sem/results").glob("probe-cifar-changed-sem-epochs-*.json")
+    (file,) = (runs / "byol-sem/results").glob("probe-cifar-changed-sem-2-seeds-epochs-*.json")
     found = json.loads(file.read_text())
     assert found["protocol"] == "offline linear probe" and found["online"] is False
     assert (
