@@ -55,8 +55,10 @@ def _draw_lines(axes: "Axes", found: dict[str, Line], shape: Shape) -> None:
     axes.set(xlabel=shape.across, ylabel=shape.title)
     if "x" in shape.log:
         places = {x for line in found.values() for x, _ in line}
-        least = min((x for x in places if x > 0), default=1)
-        axes.set_xscale("symlog", linthresh=least) if 0 in places else axes.set_xscale("log")
+        if 0 in places:  # temperature 0: beside the lowest
+            axes.set_xscale("symlog", linthresh=min(places - {0}, default=1))
+        else:
+            axes.set_xscale("log")
     if "y" in shape.log:
         axes.set_yscale("log")
     axes.legend(fontsize=7)
