@@ -40,6 +40,9 @@ class Exported(nn.Module):
         self.cpu().eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
+        images = images.to(
+            torch.float32
+        )  # a program remembers the type that it was made with, and asks for it
         features = self.encoder((images - self.mean) / self.std)
         return represent(self, features, self.layer, self.temperature)  # type: ignore[arg-type]
 
@@ -65,6 +68,7 @@ def export(
                 f"{path.name} can hold the encoder's weights only; layer {layer!r} takes .pt2 or .onnx"
             )
     layer = run.check_layer(layer, temperature)
+    temperature = None if temperature is None else float(temperature)
     model = Exported(run, layer, temperature, network)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -82,8 +82,23 @@ def vote(
     represent: Callable[[Tensor], Tensor] = lambda x: x,
     chunk: int = 2048,
 ) -> Tensor:
-    """Scores (M, classes): a query's k nearest vote for their labels with weight exp(similarity / T)."""
+    """Scores (M, classes): a query's k nearest vote for their labels with weight exp(similarity / T).
+
+    Overlaps have few values: all images that are as near as the k-th share the places that the nearer ones
+    leave, so that the order of the images decides nothing.
+    """
     found, indices = nearest(bank, queries, k, similarity, represent, chunk)
     weights = ((found - found[:, :1]) / temperature).exp()  # relative to the nearest, whose vote is 1
     votes = torch.zeros(len(queries), classes, device=found.device)
-    return votes.scatter_add_(1, labels.to(found.device)[indices], weights)
+    labels = labels.to(found.device)
+    if similarity is not overlap:
+        return votes.scatter_add_(1, labels[indices], weights)
+    last = found[:, -1:]
+    votes.scatter_add_(1, labels[indices], weights * (found > last))
+    ties = torch.zeros_like(votes)
+    for rows, theirs in zip(bank.split(chunk), F.one_hot(labels, classes).split(chunk), strict=True):
+        represented = represent(rows)
+        for here, limit, part in zip(ties.split(chunk), last.split(chunk), queries.split(chunk), strict=True):
+            here += (similarity(represent(part), represented) == limit).to(ties) @ theirs.to(ties)
+    left = (found == last).sum(1, keepdim=True)
+    return votes + weights[:, -1:] * left * ties / ties.sum(1, keepdim=True)

@@ -80,7 +80,7 @@ class Run:
                 f"{self.path} has no layer {layer!r}: its bottleneck is {self.recipe.bottleneck!r}; "
                 f"it has {', '.join(map(repr, layers))}"
             )
-        if not isinstance(temperature, int | float | Tensor | None):
+        if not isinstance(temperature, int | float | np.number | Tensor | None):
             raise UserError(f"temperature is {temperature!r}; it must be a number")
         if temperature is not None and layer != "sem" and not (layer == "codes" and temperature == 0):
             raise UserError(f"temperature is {temperature}, but layer {layer!r} takes none; layer 'sem' does")
@@ -114,6 +114,8 @@ class Run:
         bottleneck gives: "sem" for a run with SEM. ``temperature`` is for "sem", by default the run's own.
         """
         layer = self.check_layer(layer, temperature)
+        if isinstance(temperature, np.number):
+            temperature = temperature.item()
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         tensor = as_images(images, self.recipe.stored)
@@ -189,7 +191,7 @@ def check(path: str | Path) -> Path:
 
 def load(path: str | Path, device: str = "auto") -> Run:
     """A run from its folder, strictly: a key that does not match is an error."""
-    from simplicia.train.devices import choose
+    from simplicia.train.devices import choose, seeded
 
     path, newest = Path(path), check(path)
     recipe = read_yaml(path / "recipe.yaml")
@@ -197,7 +199,8 @@ def load(path: str | Path, device: str = "auto") -> Run:
     for key in ("step", "total_steps", "mean", "std", "seconds", "loss"):
         if key not in state:
             raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
-    method = recipe.build()
+    with seeded(0, torch.device("cpu")):  # weights that are replaced
+        method = recipe.build()
     own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
     checkpoint.load_into(method, own, newest)
     return Run(path, recipe, method.to(choose(device)), state)
@@ -208,7 +211,7 @@ def as_images(images: Tensor | Iterable[Any], size: int) -> Tensor:
     if isinstance(images, str | Path) or hasattr(images, "convert"):
         images = [images]
     if isinstance(images, np.ndarray):  # of paths or pictures, or of their pixels
-        images = images.tolist() if images.dtype.kind in "OUS" else torch.as_tensor(images)
+        images = images.tolist() if images.dtype.kind in "OUS" else _tensor(images)
     if isinstance(images, Tensor):
         batch = images[None] if images.dim() == 3 else images
         if batch.is_floating_point() and batch.numel() and batch.min() >= 0 and batch.max() <= 1:
@@ -228,8 +231,13 @@ def as_images(images: Tensor | Iterable[Any], size: int) -> Tensor:
             raise UserError(
                 f"images are of several shapes, such as {sorted(shapes)[:2]}; give them one by one"
             )
-        return as_images(torch.stack([torch.as_tensor(image) for image in images]), size)
+        return as_images(torch.stack([_tensor(image) for image in images]), size)
     return torch.stack([_read(image, size) for image in images])
+
+
+def _tensor(image: Any) -> Tensor:
+    """A tensor or an array, which may be turned around or read-only."""
+    return torch.from_numpy(image.copy()) if isinstance(image, np.ndarray) else image
 
 
 def _read(image: Any, size: int) -> Tensor:

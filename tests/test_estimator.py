@@ -73,12 +73,24 @@ def test_a_run_that_is_handed_on_carries_no_images(run, images):
 
 def test_it_is_a_step_of_a_pipeline_and_of_a_search(run, images):
     pipeline = make_pipeline(RunTransformer(run.path), LogisticRegression(max_iter=500))
-    grid = {"runtransformer__temperature": [0.1, 1.0], "runtransformer__layer": ["sem"]}
+    temperatures = np.array([0.1, 1.0], dtype=np.float32)
+    grid = {"runtransformer__temperature": temperatures, "runtransformer__layer": ["sem"]}
     search = GridSearchCV(pipeline, grid, cv=2).fit(*images)
     assert len(search.cv_results_["params"]) == 2
     assert search.score(*images) > 1 / 2
     again = pickle.loads(pickle.dumps(search.best_estimator_))
     np.testing.assert_array_equal(again.predict(images[0][:9]), search.predict(images[0][:9]))
+
+
+def test_arrays_may_be_turned_around_and_loading_draws_nothing(run, images):
+    turned = images[0][:4, ::-1]  # from BGR
+    assert torch.equal(run.encode(turned), run.encode(turned.copy()))
+    assert torch.equal(run.encode(list(turned)), run.encode(turned.copy()))
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    simplicia.load(run.path)
+    assert torch.equal(torch.rand(1), expected)
 
 
 def test_parameters_are_scikit_learns_and_mistakes_are_sentences(run, images, tmp_path):

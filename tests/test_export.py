@@ -49,6 +49,8 @@ def test_programs_compute_what_the_run_does(name, tmp_path):
         for count in (1, 5):
             images = IMAGES[:count]
             assert torch.allclose(program(images.float() / 255), run.encode(images, layer), atol=1e-5), layer
+        with pytest.raises(RuntimeError, match="dtype"):
+            program(IMAGES[:2])  # pixels from 0 to 255 would be taken for numbers from 0 to 1
         said = json.loads(extra["simplicia.json"])
         assert (said["layer"], said["image_size"], said["mean"]) == (layer, 24, [0.5, 0.4, 0.3])
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,9 +96,16 @@ def encoder_features(run: Run, images: Tensor, network: str = "online", batch_si
     return features
 
 
-def _version(*tensors: Tensor) -> tuple[tuple[int, int], ...]:
-    """Another one when a tensor is replaced or changed in place."""
-    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+def _version(*tensors: Tensor) -> tuple[Any, ...]:
+    """Another one when a tensor is replaced or changed in place.
+
+    Fused optimisers and changes of ``.data`` are not counted by PyTorch: of numbers also their sums are told.
+    """
+    told = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+    numbers = [t.detach() for t in tensors if t.is_floating_point()]
+    kind = torch.float32 if any(t.device.type == "mps" for t in numbers) else torch.float64
+    sums = [f(t.to(kind)).sum() for t in numbers for f in (torch.Tensor.abs, torch.Tensor.square)]
+    return *told, *(torch.stack(sums).tolist() if sums else [])
 
 
 def check_labels(images: ImageSet) -> None:

@@ -54,7 +54,7 @@ def check_numbers(settings: Any, positive: tuple[str, ...], others: tuple[str, .
     """A UserError for the first setting of fine-tuning that is out of its range."""
     for name in positive + others:
         values = getattr(settings, name)
-        each = values if isinstance(values, tuple) else (values,)
+        each = values if isinstance(values, tuple | list) else (values,)
         lowest = 0 if name in others else math.nextafter(0, 1)
         if not each or not all(lowest <= value < math.inf for value in each):
             word = "not be negative" if name in others else "be above 0"
@@ -239,6 +239,7 @@ def finetune(
     start = time.monotonic()
     settings = settings or FinetuneSettings()
     settings.validate()
+    sets.check()
     layer = trainable_layer(run, layer)
     temperature = settings.temperature if layer == "sem" else None
     trials = [Trial(lr, settings.steps, temperature) for lr in settings.lrs]

@@ -52,7 +52,9 @@ def knn(
     scores = vote(bank, train.labels, queries, classes, k, vote_temperature, similarity, compared)
     truth = test.labels.to(scores.device)[:, None]
     first = int((scores.argmax(1, keepdim=True) == truth).sum())
-    among = int((scores.topk(5).indices == truth).sum()) if classes > 5 else None
+    five = scores.topk(min(5, classes))
+    voted = (five.indices == truth) & (five.values > 0)  # fewer than five classes may have a vote
+    among = int(voted.sum()) if classes > 5 else None
     if layer == "sem":
         shown = bottleneck.temperature if temperature is None else temperature
     else:

@@ -208,9 +208,11 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
 @contextmanager
 def fast_products(device: torch.device) -> Iterator[None]:
     """On a GPU, matrix products of 32-bit numbers in TF32: 10 bits of mantissa, summed in 32 bits."""
+    if device.type != "cuda":
+        yield
+        return
     before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:

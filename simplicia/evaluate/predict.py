@@ -95,7 +95,7 @@ def by_logistic(
     settings.validate()
     fit_on, choose_on = hold_out(train, settings.validation, settings.seed)
     chosen = fitted(run, fit_on, choose_on, layer, temperature, settings, network, quiet)
-    temperature = shown_temperature(run, layer, temperature)
+    temperature = shown_temperature(run, layer, temperature, network)
     return Probe(
         run,
         network,

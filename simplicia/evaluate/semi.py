@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from simplicia.data.datasets import ImageSet, held_out, part
@@ -52,7 +53,9 @@ def subset(
     """The images whose labels are used: those a file names, one a line, or the same share of every class."""
     assert train.labels is not None
     if names is None:
-        return part(train, torch.from_numpy(held_out(train.labels.numpy(), fraction, seed)).nonzero()[:, 0])
+        labels = train.labels.numpy()
+        alone = np.bincount(labels)[labels] == 1  # the only image of its class
+        return part(train, torch.from_numpy(held_out(labels, fraction, seed) | alone).nonzero()[:, 0])
     try:
         lines = names.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -69,6 +69,11 @@ class Splits(NamedTuple):
     test: ImageSet
     val_is_own: bool  # the set's own val split, not a share of its training images
 
+    def check(self) -> None:
+        """A UserError unless all have the same classes, labelled, and training shows what is asked for."""
+        check_classes(self.train, self.val)
+        check_classes(self.train, self.test)
+
     @property
     def skipped(self) -> int:
         """How many files could not be read."""
@@ -221,6 +226,7 @@ def transfer(
     start = time.monotonic()
     settings = settings or TransferSettings()
     settings.validate()
+    sets.check()
     layer = default_layer(run, layer, temperature)
     chosen = fitted(run, sets.train, sets.val, layer, temperature, settings, network, quiet)
     test = features(run, sets.test.images, layer, temperature, network)
@@ -233,7 +239,7 @@ def transfer(
         sets.test,
         network=network,
         layer=layer,
-        temperature=shown_temperature(run, layer, temperature),
+        temperature=shown_temperature(run, layer, temperature, network),
         **accuracies(guesses, sets.test.labels),
         **chosen.told(),
         seeds=[] if sets.val_is_own else [settings.seed],
@@ -246,13 +252,16 @@ def transfer(
     )
 
 
-def shown_temperature(run: Run, layer: str, temperature: float | None) -> float | None:
+def shown_temperature(
+    run: Run, layer: str, temperature: float | None, network: str = "online"
+) -> float | None:
     """The temperature a result states: of SEM only; codes are temperature 0."""
     if layer == "codes":
         return 0.0
     if layer != "sem":
         return None
-    return run.recipe.sem.temperature if temperature is None else temperature
+    bottleneck: Any = run.network(network).bottleneck
+    return float(bottleneck.temperature) if temperature is None else temperature
 
 
 def accuracies(guesses: Tensor, labels: Tensor, top5: int | None = None) -> dict[str, Any]:

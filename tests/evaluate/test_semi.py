@@ -125,6 +125,8 @@ def test_a_share_of_every_class_from_a_seed():
     one, same, other = (subset(whole, 0.1, seed) for seed in (0, 0, 1))
     assert one.labels.bincount().tolist() == [10] * 4
     assert one.images.equal(same.images) and not one.images.equal(other.images)
+    rare = ImageSet("r", images[:101], torch.cat([labels[:100] % 2, torch.tensor([2])]))
+    assert subset(rare, 0.1).labels.bincount().tolist() == [5, 5, 1]  # the only one of its class
 
 
 def test_a_list_names_the_images(run, sets, tmp_path):

@@ -12,6 +12,7 @@ import simplicia
 from simplicia import cli
 from simplicia.errors import UserError
 from simplicia.evaluate.features import labelled
+from simplicia.evaluate.finetune import finetune
 from simplicia.evaluate.logistic import Codes, Dense
 from simplicia.evaluate.transfer import TransferSettings, accuracies, choose, features, splits, transfer
 
@@ -191,6 +192,18 @@ def test_classes_in_another_order_are_told(run, sets):
     turned = dataclasses.replace(sets.test, classes=sets.test.classes[::-1])
     with pytest.raises(UserError, match="the same names in another order"):
         check_classes(sets.train, turned)
+    for measure in (transfer, finetune):
+        with pytest.raises(UserError, match="the same names in another order"):
+            measure(run, sets._replace(test=turned))
+
+
+def test_the_temperature_is_the_one_that_was_measured_at(small_run, sets):
+    run = simplicia.load(small_run, "cpu")
+    few = TransferSettings(regularisers=3)
+    expected = transfer(run, sets, "sem", 0.02, few)["accuracy"]
+    run.method.online.bottleneck.temperature = 0.02
+    found = transfer(run, sets, "sem", settings=few)
+    assert (found["temperature"], found["accuracy"]) == (0.02, expected)
 
 
 def test_a_diverged_run_is_told(small_run, colours):
