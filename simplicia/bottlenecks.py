@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from simplicia.distributed import average
+from simplicia.distributed import agreed, average, gather
 from simplicia.errors import unknown
 from simplicia.sem import Embedder, SimplicialEmbedding, Temperature, simplicial
 
@@ -143,8 +143,9 @@ class VectorQuantised(nn.Module):
     def _revive(self, z: Tensor) -> None:
         fair = z.shape[1] / self.vertices
         dead = self.counts < self.revive * fair
-        picks = torch.randint(z.shape[1], self.counts.shape, device=z.device)
-        self.codebook.copy_(torch.where(dead[..., None], self._take(z, picks), self.codebook))
+        everyone = gather(z.transpose(0, 1)).transpose(0, 1)  # processes share their codebooks
+        picks = agreed(torch.randint(everyone.shape[1], self.counts.shape, device=z.device))
+        self.codebook.copy_(torch.where(dead[..., None], self._take(everyone, picks), self.codebook))
         self.counts.copy_(torch.where(dead, fair, self.counts))
 
     def _follow(self, z: Tensor, codes: Tensor) -> None:

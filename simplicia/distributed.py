@@ -29,6 +29,11 @@ def average(x: Tensor) -> Tensor:
     return x if world_size() == 1 else _averaged(x)
 
 
+def agreed(x: Tensor) -> Tensor:
+    """The first process's values, for all."""
+    return x if world_size() == 1 else _broadcast(x)
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -63,3 +68,10 @@ def _gathered(x: Tensor) -> Tensor:
 @torch.compiler.disable
 def _averaged(x: Tensor) -> Tensor:
     return _Average.apply(x)
+
+
+@torch.compiler.disable
+def _broadcast(x: Tensor) -> Tensor:
+    x = x.contiguous().clone()
+    dist.broadcast(x, 0)
+    return x

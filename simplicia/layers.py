@@ -1,10 +1,13 @@
 """Linear layers, dense and block-diagonal, and the MLP heads of the methods."""
 
 import math
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class BlockLinear(nn.Module):
@@ -165,3 +168,13 @@ def mixes_views(module: nn.Module) -> str | None:
             if type(part) not in BY_VIEW or not tracks:
                 return type(part).__name__
     return None
+
+
+def synchronised(module: Module) -> Module:
+    """The module with BatchNorms whose statistics are those of all processes together.
+
+    PyTorch's own way would drop the activations that are inside those of timm.
+    """
+    from timm.layers import convert_sync_batchnorm
+
+    return convert_sync_batchnorm(module)

@@ -82,6 +82,11 @@ def worker(rank, folder):
         method.after_step()
         state = {k: v for k, v in method.state_dict().items() if "queue" in k or "center" in k}
         out[f"method {name}"] = (loss, grads, state)
+    torch.manual_seed(0)
+    vq = bottlenecks.create("vq", 6, simplices=3, vertices=4, dimensions=2)
+    torch.manual_seed(rank)  # each process draws numbers of its own
+    vq(whole_batch()[0][mine].float())
+    out["codebook"] = vq.codebook
     torch.save(out, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -114,3 +119,8 @@ def test_methods_queues_and_centre_are_the_whole_batchs(two_processes, name):
             torch.testing.assert_close(other_grads[key], grads[key], rtol=1e-6, atol=1e-9)
         for key, value in state.items():
             torch.testing.assert_close(value, method.state_dict()[key])
+
+
+def test_codes_are_revived_alike(two_processes):
+    one, other = (out["codebook"] for out in two_processes)
+    assert torch.equal(one, other) and len(one.flatten().unique()) > 4

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from simplicia import bottlenecks, encoders
+from simplicia import bottlenecks, cli, encoders
+from simplicia.layers import synchronised
 
 
 @pytest.mark.parametrize(("name", "width"), [("tiny", 128), ("resnet18", 512), ("resnet50", 2048)])
@@ -74,3 +75,23 @@ def test_unknown_names_propose_the_nearest(call, words):
     with pytest.raises(ValueError, match=words) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_norms_with_an_activation_inside_keep_it_among_processes():
+    encoder = encoders.create("mobilenetv3_small_050").eval()
+    for part in encoder.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            nn.init.uniform_(part.bias, -1, 1)  # an activation that is gone is seen
+    images = torch.randn(2, 3, 64, 64)
+    before = encoder(images)
+    made = synchronised(encoder).eval()
+    assert any(isinstance(part, nn.SyncBatchNorm) for part in made.modules())
+    torch.testing.assert_close(made(images), before)
+
+
+def test_encoders_that_cannot_take_the_views_are_told_before_anything_is_written(tmp_path, capsys):
+    words = "pretrain shapes-byol-sem --encoder crossvit_tiny_240 --epochs 1 --batch-size 16 --device cpu"
+    assert cli.main([*words.split(), "--out", str(tmp_path / "run"), "--quiet"]) == 2
+    told = capsys.readouterr().err
+    assert "encoder 'crossvit_tiny_240' takes no views of 32 pixels" in told and "Traceback" not in told
+    assert not (tmp_path / "run").exists()

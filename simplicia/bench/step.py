@@ -11,6 +11,7 @@ import torch
 
 from simplicia.bench.floor import floor
 from simplicia.bench.kernels import kernels, parts
+from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError, unknown
 from simplicia.provenance import commit, versions
@@ -37,11 +38,18 @@ def bench_step(
         raise UserError(f"steps is {steps}; five rounds need at least 5")
     recipe = with_changes(recipes.get(name), changes)
     fabric = devices.fabric(device, 1, recipe.precision)
-    size = recipe.image_size or 32
+    size = recipe.stored or 32
     if images is None:
         images = max(50_000 * 32**2 // size**2, 2 * recipe.batch_size)
     pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8)
-    data = ImageSet("random", pixels, torch.zeros(images, dtype=torch.long), classes=("none",))
+    of_files = recipe.whole and recipe.data not in datasets.IN_MEMORY
+    data = ImageSet(
+        "random",
+        pixels,
+        torch.zeros(images, dtype=torch.long),
+        classes=("none",),
+        aspects=torch.full((images,), 4 / 3) if of_files else None,
+    )
     recipe, _ = fitted(recipe, data, fabric.device)
     on_gpu = fabric.device.type == "cuda"
     if on_gpu:

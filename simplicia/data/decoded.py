@@ -18,7 +18,7 @@ import numpy as np
 from simplicia.errors import UserError
 from simplicia.files import remove_leftovers, whole
 
-VERSION = 2  # of how images are decoded: another one is another digest
+VERSION = 3  # of how images are decoded: another one is another digest
 
 
 @dataclass
@@ -106,7 +106,8 @@ def digest(files: list[Path], size: int, whole_pictures: bool = False) -> str:
     for path in files:
         try:
             about = path.stat()
-            state = f"{about.st_size} {about.st_mtime_ns}"
+            # files of one size may replace each other with their dates kept, but not the time of the change
+            state = f"{about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
         except OSError:
             state = "gone"
         found.update(f"\n{path.resolve()} {state}".encode("utf-8", "surrogatepass"))

@@ -48,6 +48,7 @@ def load(
     size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     whole: bool = False,
+    tests: tuple[str, ...] = TEST_FOLDERS,
 ) -> ImageSet:
     """The images of a folder, `size` pixels wide (None: as suits them); `layout` says what a split is.
 
@@ -55,7 +56,7 @@ def load(
     """
     if size is not None and not 8 <= size <= 1024:
         raise UserError(f"the images of a folder can be brought to a size from 8 to 1024 pixels, not {size}")
-    train, test, _ = layout(folder)
+    train, test, _ = layout(folder, tests)
     if not train.files:
         raise UserError(
             f"there are no images to learn from in {str(folder)!r}; images are {' '.join(EXTENSIONS)}"
@@ -148,11 +149,12 @@ def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple
     return images, [files[i].relative_to(root).as_posix() for i in found.readable], named
 
 
-def layout(folder: Path) -> tuple[Listing, Listing | None, str | None]:
+def layout(folder: Path, tests: tuple[str, ...] = TEST_FOLDERS) -> tuple[Listing, Listing | None, str | None]:
     """The images to train on, those to test on and their folder; without them a tenth of each class is kept.
 
     A folder named train is the training split if a test folder lies beside it or nothing does, else a class;
-    so are Train, TRAIN and training.
+    so are Train, TRAIN and training. Of several test folders the first with images is taken, and, where
+    training images have labels, the first with labels.
     Splits and classes may be links to folders elsewhere.
     """
     try:
@@ -160,13 +162,16 @@ def layout(folder: Path) -> tuple[Listing, Listing | None, str | None]:
     except OSError as error:
         raise UserError(f"the folder {str(folder)!r} cannot be opened: {error.strerror}") from error
     inside = {name for name in inside if not name.startswith(".")}
-    train_name, *tests = (_called(inside, names) for names in (TRAIN_FOLDERS, *((n,) for n in TEST_FOLDERS)))
-    if train_name is None or (inside != {train_name} and not any(tests)):
+    train_name = _called(inside, TRAIN_FOLDERS)
+    there = {called: name for called in tests if (name := _called(inside, (called,))) is not None}
+    if train_name is None or (inside != {train_name} and not there):
         return _list(folder), None, None
     train = _list(folder / train_name)
-    for called, name in zip(TEST_FOLDERS, tests, strict=True):
-        if name is not None and (test := _list(folder / name)).files:
-            return train, test, called
+    listings = {called: _list(folder / name) for called, name in there.items()}
+    listings = {called: found for called, found in listings.items() if found.files}
+    labelled = {called: found for called, found in listings.items() if found.labelled and train.labelled}
+    for called, test in (labelled or listings).items():
+        return train, test, called
     return train, None, None
 
 

@@ -36,12 +36,12 @@ def load(
 ) -> ImageSet:
     """The train images, or as test images those of val."""
     place = root(name, data_dir)
-    _, test, _ = folder.layout(place)
+    _, test, _ = folder.layout(place, folder.VAL_FOLDERS)
     if test is None:
         raise UserError(
             f"{name} needs the folder {str(place / 'val')!r} beside train; there is none with images"
         )
-    found = folder.load(place, split, size, progress, whole)
+    found = folder.load(place, split, size, progress, whole, folder.VAL_FOLDERS)
     if found.labels is None:
         where = place / ("train" if split == "train" else "val")
         raise UserError(

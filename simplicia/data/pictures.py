@@ -48,6 +48,8 @@ def _upright(image: "Image.Image", size: int, whole: bool = False) -> tuple[np.n
     image.load()
     orientation = _orientation(image)  # after loading, which turns some formats upright by itself
     aspect = image.width / image.height
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _to_rgb(image)  # its levels are those of the whole picture, whatever part is seen
     if not whole:
         # Cut before all else: a picture 1 pixel high and 5,000 wide would be huge once resized.
         short = min(image.size)

@@ -64,7 +64,7 @@ class DINO(TargetMethod):
     def schedule(self, step: int, total_steps: int, epoch: int) -> None:
         super().schedule(step, total_steps, epoch)
         start, end = self.teacher_temperatures
-        share = min(1.0, epoch / max(1, self.warmup_epochs - 1))
+        share = 1.0 if epoch >= self.warmup_epochs else epoch / max(1, self.warmup_epochs - 1)
         self.teacher_temperature.fill_(start + (end - start) * share)
         self.prototype_rate.fill_(float(epoch >= self.frozen_epochs))
 

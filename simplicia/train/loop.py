@@ -19,6 +19,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.streaming import Streamed, place_images
 from simplicia.data.views import Views
 from simplicia.errors import Diverged, Interrupted, UserError
+from simplicia.layers import synchronised
 from simplicia.provenance import commit, versions
 from simplicia.run import Run, check, load
 from simplicia.train import checkpoint, devices, health, place, recipes
@@ -112,10 +113,11 @@ class Training:
         self.begun_with = (0, 0)  # tensors of another run, of how many
         if recipe.init is not None and checkpoint.latest(folder / "checkpoint") is None:
             self.begun_with = take_over(self.method, recipe.init)
+        recipe.try_encoder(self.method.online.encoder)
         self.method.to(fabric.device)
         self.method.to(memory_format=torch.channels_last)
         if fabric.device.type == "cuda" and world > 1:
-            self.method = torch.nn.SyncBatchNorm.convert_sync_batchnorm(self.method)
+            self.method = synchronised(self.method)
         self.statistics = images.statistics()
         kind = place_images(images.images, fabric.device, recipe.images_on)
         here = fabric.device, fabric.global_rank, world

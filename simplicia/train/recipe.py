@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
+
 from simplicia import bottlenecks, encoders, methods
 from simplicia.data.views import ViewSettings
 from simplicia.errors import UserError, unknown
@@ -247,6 +249,25 @@ class Recipe:
                 if isinstance(part, Network):
                     part.offset = 0.0
         return method
+
+    def try_encoder(self, encoder: torch.nn.Module) -> None:
+        """A UserError unless an encoder of timm takes views of this size, and gives as much as it says."""
+        if self.encoder in encoders.names():
+            return
+        trained = encoder.training
+        try:
+            with torch.no_grad():
+                found = encoder.eval()(torch.zeros(1, 3, self.viewed, self.viewed))
+        except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(
+                f"encoder {self.encoder!r} takes no views of {self.viewed} pixels: {why}"
+            ) from error
+        finally:
+            encoder.train(trained)
+        shape, wanted = tuple(getattr(found, "shape", ())), (1, encoder.out_features)
+        if shape != wanted:
+            raise UserError(f"encoder {self.encoder!r} gives features of shape {shape}, not {wanted}")
 
     def _encoder(self) -> Any:
         if self.encoder in encoders.names():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from simplicia.data import datasets, decoded, folder
+from simplicia.data import datasets, decoded, folder, pictures
 from simplicia.errors import UserError
 
 
@@ -25,6 +25,25 @@ def photos(tmp_path):
         Image.fromarray(noise).save(place / f"{i:02d}.png")
     (place / "03.png").write_bytes(b"no image")
     return place
+
+
+def test_a_file_that_takes_the_place_of_another_is_seen(tmp_path, cache):
+    """Of one size, with its date: only the time of the change tells."""
+    (tmp_path / "bitmaps").mkdir()
+    for level in (10, 110):
+        Image.new("RGB", (16, 16), (level,) * 3).save(tmp_path / "new.bmp")
+        os.utime(tmp_path / "new.bmp", ns=(10**18, 10**18))
+        os.replace(tmp_path / "new.bmp", tmp_path / "bitmaps" / "a.bmp")
+        assert read(tmp_path / "bitmaps").images.unique().tolist() == [level]
+
+
+def test_levels_of_many_bits_are_those_of_the_whole_picture(tmp_path):
+    levels = np.full((20, 40), 2000, dtype=np.uint16)
+    levels[0, 0] = 60000  # outside of the centre square
+    Image.fromarray(levels).save(tmp_path / "a.png")
+    square, aspect = pictures.picture(tmp_path / "a.png", 8)
+    whole, _ = pictures.picture(tmp_path / "a.png", 8, whole=True)
+    assert aspect == 2 and int(square[4, 4, 0]) == int(whole[4, 4, 0])
 
 
 @pytest.fixture

@@ -42,6 +42,22 @@ def test_splits_classes_and_constants(place, tmp_path):
     assert datasets.validation("imagenet", tmp_path, 16) is None  # val is what is tested on
 
 
+@pytest.mark.parametrize("place", ["test", "test/unknown"])
+def test_its_own_test_split_which_has_no_labels_is_left_alone(place, tmp_path):
+    lay(tmp_path / "imagenet")
+    draw(tmp_path / "imagenet" / place, 3)
+    train, test = (datasets.load("imagenet", split, tmp_path, size=16) for split in ("train", "test"))
+    assert train.classes == test.classes == CLASSES
+    assert all(file.startswith("val/") for file in test.files)
+
+
+def test_of_ones_own_folders_one_with_labels_is_tested_on(tmp_path):
+    lay(tmp_path / "mine")
+    draw(tmp_path / "mine" / "test", 3)
+    test = datasets.load(str(tmp_path / "mine"), "test", size=16)
+    assert len(test) == 6 and test.labels is not None and test.files[0].startswith("val/")
+
+
 def test_a_folder_of_ones_own_that_is_called_so_is_not_imagenet(tmp_path):
     own = datasets.load(lay(tmp_path / "imagenet"), "train", size=16)
     assert own.name == "imagenet" and own.statistics()[0] != MEAN
