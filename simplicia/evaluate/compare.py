@@ -119,6 +119,7 @@ def _row(result: Cell) -> Row:
         "steps": "{} steps",
         "fraction": "{:.3g} of the labels",
         "labelled_list": "{}",
+        "list_digest": "list {}",
         "tune_batch_size": "batch {}",
         "weight_decay": "weight decay {}",
     }

@@ -127,11 +127,13 @@ def name(run: Run, protocol: str, found: dict[str, Any]) -> str:
     if "fraction" in found:
         words.append(f"{100 * found['fraction']:.3g}-percent")
     if found.get("list_file") is not None:
-        words.append(_plain(found["list_file"]))
+        words += [_plain(found["list_file"]), *([number] if (number := found.get("list_digest")) else [])]
     if told := "-".join(f"{key}-{listed(value, '_')}" for key, value in found.get("changed", {}).items()):
         words.append(_short(told, "changed"))
     if found.get("sets"):
         words.append(_short("-".join(_plain(str(row["set"])) for row in found["sets"]), "sets"))
+        if places := [row["place"] for row in found["sets"] if "place" in row]:
+            words.append(places[0] if len(places) == 1 else digest("\n".join(places)))
     words += of_others(run, found["data"], found["dataset"])
     if found["network"] != "online":
         words.append(found["network"])
@@ -142,8 +144,12 @@ def of_others(run: Run, data: str, called: str) -> list[str]:
     """What tells files about other images from those about the run's own."""
     if data == run.recipe.data:
         return []
-    number = hashlib.sha256(data.encode(errors="surrogateescape")).hexdigest()[:6]
-    return [_plain(called), *([number] if data != called else [])]  # there may be other folders of its name
+    return [_plain(called), *([digest(data)] if data != called else [])]  # others may have its name
+
+
+def digest(text: str) -> str:
+    """Six digits that stand for a path or a list."""
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:6]
 
 
 def _short(told: str, kind: str) -> str:

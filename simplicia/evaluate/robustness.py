@@ -27,7 +27,7 @@ from simplicia.evaluate import corruptions
 from simplicia.evaluate.features import check_classes, tell_skipped
 from simplicia.evaluate.predict import Probe, by_logistic, by_sgd
 from simplicia.evaluate.probe import ProbeSettings, preset, preset_for
-from simplicia.evaluate.results import over_seeds, result
+from simplicia.evaluate.results import digest, over_seeds, result
 from simplicia.evaluate.transfer import TransferSettings
 from simplicia.run import Run
 from simplicia.train.log import Progress
@@ -113,6 +113,7 @@ class OtherSet:
             images, labels, among = self._read(self.path)
             found = {
                 "set": self.name,
+                "place": digest(str(self.path.resolve())),
                 "kind": self.kind,
                 "images": len(images),
                 "classes": len(among),
@@ -126,6 +127,7 @@ class OtherSet:
         names = self.arrays if self.kind == "arrays" else self.corruptions
         return {
             "set": self.name,
+            "place": digest(str(self.path.resolve())),
             "kind": self.kind,
             **_table(names, self._parts(names), probe, quiet),
             "skipped_files": self.skipped,

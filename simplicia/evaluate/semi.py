@@ -17,7 +17,7 @@ from simplicia.data.datasets import ImageSet, held_out, part
 from simplicia.errors import UserError
 from simplicia.evaluate.features import check_classes, result
 from simplicia.evaluate.finetune import Trial, check_numbers, search, tested, trainable_layer
-from simplicia.evaluate.results import changed
+from simplicia.evaluate.results import changed, digest
 from simplicia.evaluate.transfer import accuracies, hold_out
 from simplicia.run import Run
 
@@ -140,6 +140,7 @@ def semi(
         labelled_images=len(labelled),
         labelled_list=drawn if names is None else names.name,
         list_file=None if names is None else names.name,
+        list_digest=None if names is None else digest("\n".join(labelled.files)),
         validation_accuracy=max(row["validation_accuracy"] for row in rows),
         validation_images=len(sets[1]),
         tune_batch_size=settings.batch_size,

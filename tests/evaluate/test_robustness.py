@@ -22,6 +22,7 @@ from simplicia.evaluate.features import labelled
 from simplicia.evaluate.linear import Probes
 from simplicia.evaluate.predict import by_logistic, by_sgd
 from simplicia.evaluate.probe import fit, preset, preset_for
+from simplicia.evaluate.results import digest
 from simplicia.evaluate.robustness import OtherSet, corrupted, robustness
 from simplicia.evaluate.transfer import TransferSettings, features, fitted, hold_out
 
@@ -152,12 +153,13 @@ def test_every_probe_has_its_file(small_run, colours, draw, tmp_path):
     for words in ("logistic", "logistic --regularisers 3", "quick", "quick --epochs 1", "cifar --epochs 1"):
         call = f"robustness {copied} --data {colours} --sets {v2} --probe {words}"
         assert cli.main(call.split()) == 0
+    number = digest(str(v2.resolve()))
     assert {path.name for path in (copied / "results").iterdir()} == {
-        "robustness-codes-v2.json",
-        "robustness-codes-regularisers-3-v2.json",
-        "robustness-quick-sem-v2.json",
-        "robustness-quick-changed-sem-epochs-1-v2.json",
-        "robustness-cifar-changed-sem-epochs-1-v2.json",
+        f"robustness-codes-v2-{number}.json",
+        f"robustness-codes-regularisers-3-v2-{number}.json",
+        f"robustness-quick-sem-v2-{number}.json",
+        f"robustness-quick-changed-sem-epochs-1-v2-{number}.json",
+        f"robustness-cifar-changed-sem-epochs-1-v2-{number}.json",
     }
     rows = compare([copied])["rows"]
     assert len(rows) == 5  # none hides another
