@@ -287,7 +287,7 @@ def test_the_readme_states_the_earlier_demos_as_stored():
     import json
 
     page = " ".join((ROOT / "README.md").read_text().split())
-    for name in ("earlier", "second"):
+    for name in ("earlier", "second", "third"):
         found = json.loads((ROOT / f"results/demo/shapes-byol-{name}.json").read_text())["probes"]
         base, *_, sem = (row["accuracy"] for row in found)
         assert f"{base:.1f} for BYOL's encoder and {sem:.1f} for SEM at temperature 1" in page
