@@ -82,7 +82,7 @@ def analyze(
     """
     run = run.in_64_bits()
     of = datasets.identity(data or run.recipe.data)
-    folder = Path(out) if out is not None else run.path / called(run, "analysis", data)
+    folder = Path(out) if out is not None else folder_of(run, data)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; --out takes a folder")
     fit_images = fit_images or (FIT_ON_CPU if run.device.type == "cpu" else 10**9)
@@ -109,10 +109,11 @@ def analyze(
     return found, folder
 
 
-def called(run: Run, what: str, data: str | None) -> str:
-    """The name of what is about some images: "analysis", and of other images than the run's own more."""
+def folder_of(run: Run, data: str | None) -> Path:
+    """Where a run's analysis lies: "analysis", and of other images than its own "analysis-NAME"."""
     of = datasets.identity(data or run.recipe.data)
-    return "-".join([what, *of_others(run, of, of if of in datasets.names() else Path(of).name)])
+    words = of_others(run, of, of if of in datasets.names() else Path(of).name)
+    return run.path / "-".join(["analysis", *words])
 
 
 def read(folder: Path, asked: dict[str, Any] | None = None) -> dict[str, Any] | None:

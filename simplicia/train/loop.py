@@ -3,7 +3,6 @@
 import math
 import os
 import secrets
-import shlex
 import shutil
 import signal
 import statistics
@@ -279,16 +278,10 @@ class Training:
                 patience = max(least, 50 * (saved - began_saving))
             if ending and not last:
                 raise Interrupted(
-                    f"stopped at step {self.done} of {total}; go on with: {self._same_again()}",
+                    f"stopped at step {self.done} of {total}; go on with: "
+                    f"{place.how_to_resume(self.folder, self.recipe)}",
                     signals.received or (0 if late else signal.SIGTERM),
                 )
-
-    def _same_again(self) -> str:
-        """What goes on with the run: a command, unless only Python has its recipe or its images."""
-        name = self.recipe.name
-        if name in recipes.names() and self.recipe.data != datasets.MEMORY:
-            return f"simplicia pretrain {name} --out {shlex.quote(str(self.folder))} --resume"
-        return f"the same call of pretrain, with out={str(self.folder)!r}, resume=True"
 
     def _agreed(self, stop: bool) -> bool:
         """Whether any process was told to stop: all must leave at the same step."""

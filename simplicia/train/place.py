@@ -1,11 +1,13 @@
 """Where a run goes, and what may change when it is taken up again."""
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
 from simplicia.data import datasets
 from simplicia.errors import Busy, UserError
+from simplicia.train import recipes
 from simplicia.train.fit import OPEN
 from simplicia.train.recipe import Recipe, read_yaml, write_yaml
 from simplicia.train.settings import as_dict, flat, with_changes
@@ -82,6 +84,13 @@ def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Reci
                 "resume with the same settings, or give another --out"
             )
     return asked
+
+
+def how_to_resume(folder: Path, recipe: Recipe) -> str:
+    """What goes on with a run: a command, unless only Python has its recipe or its images."""
+    if recipe.name in recipes.names() and recipe.data != datasets.MEMORY:
+        return f"simplicia pretrain {recipe.name} --out {shlex.quote(str(folder))} --resume"
+    return f"the same call of pretrain, with out={str(folder)!r}, resume=True"
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:

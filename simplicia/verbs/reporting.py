@@ -62,7 +62,7 @@ def _analysis(path: Path, given: Namespace) -> tuple[dict[str, Any], Path]:
     from simplicia.run import load
 
     run = load(path, given.device)
-    before = bundle.read(path / bundle.called(run, "analysis", given.data))
+    before = bundle.read(bundle.folder_of(run, given.data))
     asked: dict[str, Any] = before["asked"] if before and isinstance(before.get("asked"), dict) else {}
     return bundle.analyze(
         run,

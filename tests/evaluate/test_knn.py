@@ -67,8 +67,21 @@ def test_overlap_of_codes_is_the_cosine_of_their_one_hots(run, sets):
     codes = [run.encode(s.images, "codes") for s in sets]
     dense = [F.one_hot(c, 13).flatten(1).float() for c in codes]
     torch.testing.assert_close(overlap(codes[1], codes[0]), cosine(dense[1], dense[0]))
-    by_codes, by_sem = (knn(run, *sets, layer, temperature=0.0) for layer in ("codes", "sem"))
-    assert by_codes["accuracy"] == pytest.approx(by_sem["accuracy"], abs=2.01)  # equal but for ties
+    classes, labels = len(sets[0].classes), sets[0].labels
+    by_codes = vote(codes[0], labels, codes[1], classes, k=10**6, similarity=overlap)
+    torch.testing.assert_close(
+        by_codes, vote(dense[0], labels, dense[1], classes, k=10**6)
+    )  # no place is shared
+    similar, expected = overlap(codes[1], codes[0]), []
+    for row in similar:
+        last = row.sort(descending=True).values[19]
+        share = (20 - (row > last).sum()) / (row == last).sum()  # of the places that are left
+        weights = ((row - row.max()) / 0.07).exp() * ((row > last) + share * (row == last))
+        expected.append(torch.zeros(classes).scatter_add_(0, labels, weights))
+    found = vote(codes[0], labels, codes[1], classes, similarity=overlap, chunk=64)
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-5)
+    right = (found.argmax(1) == sets[1].labels).double().mean().item()
+    assert knn(run, *sets, "codes")["accuracy"] == pytest.approx(100 * right)
 
 
 def test_the_order_of_images_decides_nothing(run, sets):
