@@ -33,10 +33,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from simplicia.bench import bench_step
+from simplicia.cli.bench import bench_step
+from simplicia.devices import choose
 from simplicia.encoders import create
 from simplicia.provenance import commit, versions
-from simplicia.train.devices import choose
 
 WARM_UP = 5  # steps
 

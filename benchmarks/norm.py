@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from simplicia.engine.norm import fuse
 from simplicia.layers import activate, normalise_by_view
 from simplicia.methods.base import Network
 from simplicia.provenance import commit, versions
 from simplicia.sem import SimplicialEmbedding
-from simplicia.train.norm import fuse
 
 MAPS = ((512, 64, 32, 32), (512, 128, 16, 16), (512, 256, 8, 8), (512, 512, 4, 4), (512, 4096))
 REPEATS = 30

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from simplicia.analyze import thumbnails
-from simplicia.analyze.coherence import coherence_curve, coherence_graph, components
+from simplicia.analyze.class_coherence import coherence_curve, coherence_graph, components
 from simplicia.data.datasets import ImageSet, load
 from simplicia.errors import UserError
 from simplicia.provenance import commit, versions
 from simplicia.report.page import write
+from simplicia.settings import as_dict
 from simplicia.train import recipes
-from simplicia.train.settings import as_dict
 
 CLASSES, GROUPS, SIMPLICES, VERTICES, FEATURES, TOP = 100, 20, 5000, 13, 200, 12
 GRAPHS = (1, 3, 5, 10, 20, 50)

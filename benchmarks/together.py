@@ -22,9 +22,10 @@ def steps(recipe: str, seconds: float) -> None:
     """In a process of its own: get ready, say so, wait for a word, and say how many steps were taken."""
     import torch
 
+    from simplicia import devices
     from simplicia.data.datasets import ImageSet
-    from simplicia.train import devices, recipes
-    from simplicia.train.fit import fitted
+    from simplicia.train import recipes
+    from simplicia.train.auto import fitted
     from simplicia.train.loop import Training
 
     made = recipes.get(recipe)
@@ -49,8 +50,8 @@ def steps(recipe: str, seconds: float) -> None:
 
 def measure(recipes: list[str], seconds: float) -> dict[str, Any]:
     """Images per second of each recipe, alone on the device and beside the others."""
+    from simplicia.devices import choose
     from simplicia.provenance import commit, versions
-    from simplicia.train.devices import choose
 
     command = [sys.executable, __file__, "--seconds", str(seconds), "--steps"]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

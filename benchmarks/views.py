@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from simplicia.bench.views import MEAN, STD, STRONG, bench_views, time_of
-from simplicia.train.devices import choose
+from simplicia.cli.bench.views import MEAN, STD, STRONG, bench_views, time_of
+from simplicia.devices import choose
 
 
 def torchvision_views(images: torch.Tensor, size: int) -> None:

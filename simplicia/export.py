@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from simplicia.errors import UserError
-from simplicia.files import whole
+from simplicia.files import atomic_write
 from simplicia.provenance import commit
 from simplicia.run import Run, represent
 
@@ -72,7 +72,7 @@ def export(
     model = Exported(run, layer, temperature, network)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as temporary:
+        with atomic_write(path) as temporary:
             WRITERS[path.suffix](model, about(run, model, network), temporary)
     except OSError as error:
         raise UserError(f"the run cannot be exported to {path}: {error.strerror or error}") from error

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A file to write in place of ``path``, which it becomes when all went well; else nothing is left of it.
 
     An OSError then names ``path`` if it names no file, as that of a full disk does.

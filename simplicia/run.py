@@ -13,7 +13,7 @@ from torch import Tensor
 from simplicia.bottlenecks import VectorQuantised
 from simplicia.data.views import eval_view, squares
 from simplicia.errors import UserError, unknown
-from simplicia.files import whole
+from simplicia.files import atomic_write
 from simplicia.methods import Method
 from simplicia.methods.base import Network
 from simplicia.sem import Temperature, simplicial
@@ -151,7 +151,7 @@ class Run:
         target = Path(path) if path is not None else self.path / "results" / f"{name}.json"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with whole(target) as temporary:
+            with atomic_write(target) as temporary:
                 temporary.write_text(json.dumps(result, indent=1) + "\n")
         except OSError as error:
             raise UserError(f"the result cannot be written to {target}: {error.strerror}") from error
@@ -191,7 +191,7 @@ def check(path: str | Path) -> Path:
 
 def load(path: str | Path, device: str = "auto") -> Run:
     """A run from its folder, strictly: a key that does not match is an error."""
-    from simplicia.train.devices import choose, seeded
+    from simplicia.devices import choose, seeded
 
     path, newest = Path(path), check(path)
     recipe = read_yaml(path / "recipe.yaml")

@@ -16,8 +16,8 @@ from simplicia import bottlenecks, encoders, methods, simplicial
 from simplicia.evaluate.knn import knn
 from simplicia.layers import normalise_by_view
 from simplicia.run import Run, represent
+from simplicia.settings import with_changes
 from simplicia.train import checkpoint, optim, recipes
-from simplicia.train.settings import with_changes
 from simplicia.train.step import Step
 
 SIZES = {

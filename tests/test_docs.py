@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simplicia.reproduce.cifar import METHODS
+from simplicia.experiments.cifar import METHODS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

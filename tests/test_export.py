@@ -13,8 +13,8 @@ from simplicia import cli
 from simplicia.data import datasets
 from simplicia.errors import UserError
 from simplicia.run import Run
+from simplicia.settings import with_changes
 from simplicia.train import recipes
-from simplicia.train.settings import with_changes
 
 SMALL = {
     "encoder": "tiny",

@@ -1,41 +1,28 @@
-"""Analyses: what a representation is like inside, what a model costs, and what the theory says.
-
-Functions come when first used. One that is named like its file stays the function when the file is imported.
-"""
+"""Analyses: what a representation is like inside, what a model costs, and what the theory says."""
 
 import importlib
-import sys
-from types import ModuleType
 from typing import Any
 
 _FUNCTIONS = {  # name: the file it lives in
     "Atlas": "atlas",
-    "analyze": "bundle",
-    "coherence": "coherence",
-    "coherence_curve": "coherence",
-    "coherence_graph": "coherence",
-    "cost": "cost",
-    "effective_rank": "spectrum",
+    "analyze": "report_data",
+    "coherence": "class_coherence",
+    "coherence_curve": "class_coherence",
+    "coherence_graph": "class_coherence",
+    "cost": "model_cost",
+    "effective_rank": "covariance_spectrum",
     "entropy_histogram": "entropy",
     "expressivity": "bound",
     "expressivity_base": "bound",
     "expressivity_supremum": "bound",
     "ica": "ica",
     "nearest": "retrieval",
-    "spectrum": "spectrum",
+    "spectrum": "covariance_spectrum",
 }
 
 
-class _Room(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name in _FUNCTIONS:
-            return getattr(importlib.import_module(f"simplicia.analyze.{_FUNCTIONS[name]}"), name)
+def __getattr__(name: str) -> Any:
+    """Import a function when it is first used: ``import simplicia`` stays fast."""
+    if name not in _FUNCTIONS:
         raise AttributeError(f"module 'simplicia.analyze' has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # importing a file puts it here under its name
-        same = isinstance(value, ModuleType) and _FUNCTIONS.get(name) == name
-        super().__setattr__(name, getattr(value, name) if same else value)
-
-
-sys.modules[__name__].__class__ = _Room
+    return getattr(importlib.import_module(f"simplicia.analyze.{_FUNCTIONS[name]}"), name)

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from simplicia.analyze import thumbnails
 from simplicia.analyze.atlas import Atlas, largest
-from simplicia.analyze.controls import compare
+from simplicia.analyze.coherence_baselines import compare
+from simplicia.analyze.covariance_spectrum import effective_rank, spaced, spectrum
 from simplicia.analyze.entropy import EntropyHistogram
 from simplicia.analyze.retrieval import chance, curves, nearest, nearest_by_cosine
-from simplicia.analyze.spectrum import effective_rank, spaced, spectrum
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
+from simplicia.progress import Progress
 from simplicia.provenance import versions
 from simplicia.run import Run, represent
 from simplicia.sem import simplicial
-from simplicia.train.log import Progress
 
 BATCH = 256
 TEMPERATURES = (0.01, 0.1, 1.0)  # at which entropies are looked at besides the run's own

@@ -7,8 +7,8 @@ from typing import Any
 
 from simplicia.evaluate.results import is_result
 from simplicia.run import Run
+from simplicia.settings import as_dict
 from simplicia.train.log import lines_of
-from simplicia.train.settings import as_dict
 
 POINTS = 400  # of a curve
 
@@ -83,7 +83,7 @@ def results(folder: Path) -> dict[str, Any]:
 
 def cost(run: Run) -> dict[str, Any] | None:
     """Parameters, activations and multiply-adds for one image."""
-    from simplicia.analyze.cost import cost as count
+    from simplicia.analyze.model_cost import cost as count
 
     try:
         found = count(run.method, run.recipe.image_size)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from simplicia.errors import UserError
-from simplicia.files import remove_leftovers, whole
+from simplicia.files import atomic_write, remove_leftovers
 
 VERSION = 3  # of how images are decoded: another one is another digest
 
@@ -55,7 +55,7 @@ def kept(
             place.mkdir(parents=True, exist_ok=True)
             remove_leftovers(pixels)
             _check_disk(place, shape)
-            with whole(pixels) as temporary:
+            with atomic_write(pixels) as temporary:
                 written = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
                 _allocate(temporary)
                 contents = decode(written)
@@ -63,7 +63,7 @@ def kept(
                 if not contents.lasting:
                     raise _Passing(written[: len(contents.readable)], contents)
                 del written  # some systems rename no file that is mapped
-            with whole(about) as temporary:
+            with atomic_write(about) as temporary:
                 said = {
                     "readable": contents.readable,
                     "aspects": contents.aspects,

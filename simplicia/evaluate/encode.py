@@ -10,9 +10,9 @@ from torch import Tensor
 
 from simplicia.data import datasets, folder
 from simplicia.errors import UserError
-from simplicia.files import whole
+from simplicia.files import atomic_write
+from simplicia.progress import Progress
 from simplicia.run import Run, represent
-from simplicia.train.log import Progress
 
 BATCH = 256
 Skipped = list[tuple[str, str]]
@@ -43,7 +43,7 @@ def encode(
     layers = check_layers(run, layer, temperature)
     batch, about, skipped = _read(run, images, data_dir)
     arrays = {**_encoded(run, batch, layers, temperature, network, quiet), **about}
-    with whole(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         # older versions of numpy would store their options as arrays
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     return len(batch), skipped, path

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from simplicia.data.datasets import ImageSet
 from simplicia.data.streaming import place_images
 from simplicia.data.views import Views, ViewSettings
+from simplicia.devices import seeded
 from simplicia.errors import UserError
 from simplicia.evaluate.features import result
 from simplicia.evaluate.results import changed
 from simplicia.evaluate.transfer import Splits, accuracies
+from simplicia.progress import Progress
 from simplicia.run import Run
 from simplicia.sem import simplicial
-from simplicia.train.devices import seeded
-from simplicia.train.log import Progress
-from simplicia.train.settings import check_seed
+from simplicia.settings import check_seed
 
 # three a decade, rounded so that the ends are what they are called
 LRS = tuple(float(f"{lr:.6g}") for lr in np.geomspace(1e-4, 0.1, 7))

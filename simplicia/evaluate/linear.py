@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from simplicia.train.devices import allow_variants
+from simplicia.devices import allow_variants
 
 NOTHING = 1e-15  # smaller than this is zero: denormal numbers make a CPU ten times slower
 DECAYS = 0.6, 0.8  # shares of the epochs after which the rate is a tenth

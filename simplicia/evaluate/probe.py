@@ -21,12 +21,12 @@ from torch import Tensor
 from simplicia.data.datasets import ImageSet, held_out
 from simplicia.errors import UserError, unknown
 from simplicia.evaluate.features import check_classes
-from simplicia.evaluate.inputs import Inputs, precision
 from simplicia.evaluate.linear import Probes, Rates, correct, train
+from simplicia.evaluate.probe_inputs import Inputs, precision
 from simplicia.evaluate.results import over_seeds, result
+from simplicia.progress import Progress
 from simplicia.run import Run
-from simplicia.train.log import Progress
-from simplicia.train.settings import check_seed
+from simplicia.settings import check_seed
 
 
 @dataclass

@@ -25,12 +25,12 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import corruptions
 from simplicia.evaluate.features import check_classes, tell_skipped
-from simplicia.evaluate.predict import Probe, by_logistic, by_sgd
+from simplicia.evaluate.fitted_probe import Probe, by_logistic, by_sgd
 from simplicia.evaluate.probe import ProbeSettings, preset, preset_for
 from simplicia.evaluate.results import digest, over_seeds, result
 from simplicia.evaluate.transfer import TransferSettings
+from simplicia.progress import Progress
 from simplicia.run import Run
-from simplicia.train.log import Progress
 
 SEVERITIES = (1, 2, 3, 4, 5)
 

@@ -26,10 +26,10 @@ from simplicia.evaluate.features import (
 )
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.results import changed
+from simplicia.progress import Progress
 from simplicia.run import Run, represent
-from simplicia.train.log import Progress
+from simplicia.settings import check_seed
 from simplicia.train.recipe import Recipe
-from simplicia.train.settings import check_seed
 
 
 @dataclass

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from simplicia.analyze.summary import names
 from simplicia.errors import UserError
-from simplicia.files import whole
+from simplicia.files import atomic_write
 from simplicia.report import figures, tables
 from simplicia.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, layout
 from simplicia.report.figures import Found, Runs
@@ -32,7 +32,7 @@ def write(analyses: list[tuple[Found, Path]], out: str | Path) -> Path:
     text, target = page(analyses), Path(out)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with whole(target) as temporary:
+        with atomic_write(target) as temporary:
             temporary.write_bytes(text.encode("utf-8", "replace"))  # names of files need not be UTF-8
     except OSError as error:
         raise UserError(f"the page cannot be written to {target}: {error.strerror}") from error

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from simplicia.progress import duration
 from simplicia.report.figures import Found, Runs, join, online_curves, per_temperature
-from simplicia.train.log import duration
 
 LONGEST = 20_000  # characters of a stored result that are shown
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from simplicia.errors import UserError
-from simplicia.files import whole
+from simplicia.files import atomic_write
 
 KEEP = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -59,7 +59,7 @@ def drop(folder: Path) -> None:
     for path in old:
         shutil.rmtree(path, ignore_errors=True)
     state = json.loads((newest / STATE).read_text())
-    with whole(newest / STATE) as temporary:
+    with atomic_write(newest / STATE) as temporary:
         temporary.write_text(json.dumps({**state, "dropped": True}, indent=1))
     (newest / TENSORS).unlink(missing_ok=True)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
-from simplicia.train.log import Progress
+from simplicia.progress import Progress
 from simplicia.train.recipe import Recipe
 
 

@@ -2,13 +2,12 @@
 
 import importlib.util
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from simplicia.errors import UserError
-from simplicia.files import whole
+from simplicia.files import atomic_write
 
 
 class Log:
@@ -16,7 +15,7 @@ class Log:
 
     def __init__(self, path: Path, step: int, loggers: tuple[str, ...] = (), name: str = ""):
         kept = [line for line in lines_of(path) if line["step"] <= step]
-        with whole(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self.path, self.file = path, path.open("a", buffering=1)
         self.sinks = [_sink(logger, path.parent, name) for logger in loggers]
@@ -34,55 +33,6 @@ class Log:
         self.file.close()
         for _, close in self.sinks:
             close()
-
-
-class Progress:
-    """A bar on a terminal; elsewhere a line now and then."""
-
-    def __init__(self, label: str, total: int, done: int, quiet: bool = False):
-        from rich.console import Console
-
-        self.console = Console(stderr=True, quiet=quiet)
-        self.label, self.total, self.first, self.start = label, total, done, time.monotonic()
-        self.last_line = self.start
-        self.bar: Any = None
-        if self.console.is_terminal and not quiet:
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            self.bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[words]}"),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self.task = self.bar.add_task(label, total=total, completed=done, words="")
-            self.bar.start()
-
-    def update(self, step: int, words: str | None = None) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, completed=step, **({} if words is None else {"words": words}))
-        elif words is not None and (time.monotonic() - self.last_line > 15 or step == self.total):
-            self.last_line = time.monotonic()
-            left = (self.last_line - self.start) * (self.total - step) / max(1, step - self.first)
-            self.say(f"{self.label}: step {step}/{self.total}, {words}, {duration(left)} left")
-
-    def say(self, words: str, style: str | None = None) -> None:
-        """A line of its own, above the bar."""
-        self.console.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: "45 s", "12 min", "3.5 h"."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -13,22 +13,25 @@ from typing import Any
 
 import torch
 
+from simplicia import devices
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.data.streaming import Streamed, place_images
 from simplicia.data.views import Views
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.layers import synchronised
+from simplicia.progress import Progress, duration
 from simplicia.provenance import commit, versions
 from simplicia.run import Run, check, load
-from simplicia.train import checkpoint, devices, health, place, recipes
-from simplicia.train.fit import check_parts, fitted
+from simplicia.settings import with_changes
+from simplicia.train import checkpoint, health, recipes
+from simplicia.train import run_dir as place
+from simplicia.train.auto import check_parts, fitted
 from simplicia.train.images import given, load_images
-from simplicia.train.initial import take_over
-from simplicia.train.log import Log, Progress, check_loggers, duration
+from simplicia.train.init_from import take_over
+from simplicia.train.log import Log, check_loggers
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe
-from simplicia.train.settings import with_changes
 from simplicia.train.signals import Signals
 from simplicia.train.step import create as create_step
 

@@ -11,9 +11,9 @@ import torch
 from simplicia import bottlenecks, encoders, methods
 from simplicia.data.views import ViewSettings
 from simplicia.errors import UserError, unknown
-from simplicia.files import whole
+from simplicia.files import atomic_write
 from simplicia.methods.base import Network
-from simplicia.train.settings import as_dict, check_seed, convert, from_dict
+from simplicia.settings import as_dict, check_seed, convert, from_dict
 
 
 @dataclass
@@ -289,7 +289,7 @@ def write_yaml(recipe: Recipe, path: Path) -> None:
     import yaml
 
     text = yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True)
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

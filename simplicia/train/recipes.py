@@ -10,8 +10,8 @@ ImageNet there is what the paper trained there, BYOL without and with SEM.
 from typing import Any
 
 from simplicia.errors import unknown
+from simplicia.settings import with_changes
 from simplicia.train.recipe import Recipe
-from simplicia.train.settings import with_changes
 
 # fmt: off
 #            optimiser lr    weight decay  brightness, contrast, saturation, hue    solarise    tau, tau'

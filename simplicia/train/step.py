@@ -14,12 +14,12 @@ from torch import Tensor
 
 from simplicia.data.resident import Resident, mix
 from simplicia.data.views import Views
+from simplicia.devices import allow_variants
 from simplicia.errors import UserError, unknown
 from simplicia.layers import mixes_views
 from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
 from simplicia.train import optim
-from simplicia.train.devices import allow_variants
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe
 
@@ -136,7 +136,7 @@ def create(engine: str, recipe: Recipe, method: Method, data: Resident, views: V
         compiles = fabric.device.type == "cuda" and importlib.util.find_spec("triton") is not None
         engine = "captured" if obstacle is None else "compiled" if compiles else "eager"
     if engine == "captured":
-        from simplicia.train.captured import CapturedStep
+        from simplicia.engine.captured import CapturedStep
 
         return CapturedStep(recipe, method, data, views, fabric)
     kind = CompiledStep if engine == "compiled" else Step

@@ -231,8 +231,8 @@ def test_the_test_loss_is_of_images_from_everywhere(run):
 def test_one_vertex_has_no_margin(tmp_path):
     from simplicia.analyze.tradeoff import tradeoff
     from simplicia.run import Run
+    from simplicia.settings import with_changes
     from simplicia.train import recipes
-    from simplicia.train.settings import with_changes
 
     recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 4, "sem.vertices": 1})
     alone = Run(tmp_path, recipe, recipe.build(), {"step": 0, "total_steps": 1})

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplicia.analyze import coherence, coherence_graph
-from simplicia.analyze.coherence import coherence_curve, components, top_features, write_graphml
+from simplicia.analyze import class_coherence as coherence
+from simplicia.analyze import coherence_graph
+from simplicia.analyze.class_coherence import coherence_curve, components, top_features, write_graphml
 
 TWO_PAIRS = [0, 0, 1, 1]  # classes 0 and 1 belong together, and so do 2 and 3
 
@@ -143,9 +144,9 @@ def test_wrong_input_is_told():
 
 def test_the_names_are_functions_whatever_was_imported():
     import simplicia.analyze
-    import simplicia.analyze.coherence
-    import simplicia.analyze.spectrum
+    import simplicia.analyze.class_coherence
+    import simplicia.analyze.covariance_spectrum
 
-    assert callable(simplicia.analyze.coherence) and callable(simplicia.analyze.spectrum)
+    assert callable(simplicia.analyze.class_coherence) and callable(simplicia.analyze.covariance_spectrum)
     with pytest.raises(AttributeError, match="coherent"):
         _ = simplicia.analyze.coherent

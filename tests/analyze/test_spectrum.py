@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from simplicia.analyze import effective_rank, spectrum
+from simplicia.analyze import covariance_spectrum as spectrum
+from simplicia.analyze import effective_rank
 from simplicia.train import health
 
 

@@ -14,8 +14,8 @@ from PIL import Image
 from simplicia import cli
 from simplicia.data.datasets import load
 from simplicia.run import Run
+from simplicia.settings import with_changes
 from simplicia.train import recipes
-from simplicia.train.settings import with_changes
 
 COLOURS = {"blue": (40, 60, 200), "green": (50, 170, 60), "red": (200, 50, 40)}
 

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 
 from simplicia import cli
+from simplicia.cli.evaluating import _column
 from simplicia.data.datasets import load
 from simplicia.evaluate.compare import compare
-from simplicia.verbs.evaluating import _column
 
 TINY = ["--epochs", "1", "--batch-size", "40", "--quiet", "--byol.hidden", "16"]
 SEM = ["--sem.simplices", "8", "--online-every", "1", "--online-temperatures", "0", "0.1"]

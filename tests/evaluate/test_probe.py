@@ -13,11 +13,12 @@ import torch.nn.functional as F
 
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
-from simplicia.evaluate import ProbeSettings, inputs, knn, linear, probe
+from simplicia.evaluate import ProbeSettings, knn, linear, probe
+from simplicia.evaluate import probe_inputs as inputs
 from simplicia.evaluate.features import KEPT, encoder_features
-from simplicia.evaluate.inputs import Inputs
 from simplicia.evaluate.linear import Probes, Rates, correct, train
 from simplicia.evaluate.probe import PRESETS, fit, preset
+from simplicia.evaluate.probe_inputs import Inputs
 from simplicia.run import Run
 
 QUICK = ProbeSettings(lrs=(0.1, 1.0), l1=(0.0, 1e-3), temperatures=(0.0, 1.0), epochs=5, batch_size=64)

@@ -19,8 +19,8 @@ from simplicia.evaluate import probe as probed
 from simplicia.evaluate.compare import compare
 from simplicia.evaluate.corruptions import names
 from simplicia.evaluate.features import labelled
+from simplicia.evaluate.fitted_probe import by_logistic, by_sgd
 from simplicia.evaluate.linear import Probes
-from simplicia.evaluate.predict import by_logistic, by_sgd
 from simplicia.evaluate.probe import fit, preset, preset_for
 from simplicia.evaluate.results import digest
 from simplicia.evaluate.robustness import OtherSet, corrupted, robustness

@@ -12,9 +12,9 @@ from simplicia.cli import main
 from simplicia.data.datasets import load
 from simplicia.evaluate import ProbeSettings, knn, probe
 from simplicia.evaluate.features import labelled
+from simplicia.settings import with_changes
 from simplicia.train import checkpoint, recipes
 from simplicia.train.recipe import write_yaml
-from simplicia.train.settings import with_changes
 
 OPTIONS = {"hidden": 16, "out": 8}
 CPU = ("--device", "cpu")

@@ -10,11 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from simplicia import devices
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
-from simplicia.train import devices, recipes, step
+from simplicia.settings import with_changes
+from simplicia.train import recipes, step
 from simplicia.train.loop import Training
-from simplicia.train.settings import with_changes
 
 SMALL = {"batch_size": 16, "sem.simplices": 8, "sem.vertices": 4, "options.hidden": 32}
 

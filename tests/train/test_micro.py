@@ -10,13 +10,14 @@ import torch
 from PIL import Image
 
 import simplicia
+from simplicia import devices
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
-from simplicia.train import devices, recipes, step
-from simplicia.train.fit import check_parts
+from simplicia.settings import with_changes
+from simplicia.train import recipes, step
+from simplicia.train.auto import check_parts
 from simplicia.train.loop import Training
-from simplicia.train.settings import with_changes
 
 PLAIN_VIEWS = {
     "views": {"jitter": 0.0, "grey": 0.0, "flip": 0.0, "solarise": (0.0, 0.0), "crop_ratio": (1.0, 1.0)},

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from simplicia import cli
 from simplicia.data.datasets import load
 from simplicia.sem import simplicial
+from simplicia.settings import with_changes
 from simplicia.train import recipes
 from simplicia.train.online import OnlineProbe
-from simplicia.train.settings import with_changes
 
 SETS = [
     dataclasses.replace(s, images=s.images[:80], labels=s.labels[:80])

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from simplicia.errors import UserError
+from simplicia.settings import as_dict, from_dict, with_changes
 from simplicia.train import recipes
 from simplicia.train.optim import learning_rate
 from simplicia.train.recipe import OptimSettings, Recipe, read_yaml, write_yaml
-from simplicia.train.settings import as_dict, from_dict, with_changes
 
 
 @pytest.mark.parametrize("name", recipes.names())

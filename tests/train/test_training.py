@@ -20,15 +20,15 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import simplicia
-from simplicia import cli, methods
+from simplicia import cli, devices, methods
 from simplicia.data import views
 from simplicia.encoders import ResNet
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.evaluate.features import encoder_features, labelled
-from simplicia.train import checkpoint, devices, loop
-from simplicia.train.initial import take_over
+from simplicia.settings import with_changes
+from simplicia.train import checkpoint, loop
+from simplicia.train.init_from import take_over
 from simplicia.train.log import Log
-from simplicia.train.settings import with_changes
 from simplicia.train.step import Step
 
 SMALL = {"epochs": 2, "batch_size": 500, "encoder": "tiny", "sem.simplices": 8, "log_every": 3, "quiet": True}
@@ -187,7 +187,7 @@ def test_two_processes_train_as_one_batch(folder, tmp_path):
 
 
 def test_a_run_in_training_is_not_taken_up_by_another(run):
-    from simplicia.train import place
+    from simplicia.train import run_dir as place
 
     with place.lock(run.path), pytest.raises(UserError, match="another process"):
         simplicia.pretrain("byol-sem", out=run.path, resume=True, quiet=True)
@@ -196,7 +196,7 @@ def test_a_run_in_training_is_not_taken_up_by_another(run):
 def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
     import fcntl
 
-    from simplicia.train import place
+    from simplicia.train import run_dir as place
 
     def unable(*arguments):
         raise OSError(errno.ENOSYS, "Function not implemented")
@@ -220,7 +220,8 @@ def test_other_loggers_are_given_numbers_and_closed(tmp_path, monkeypatch):
 
 
 def test_of_two_that_begin_in_one_folder_the_second_is_told(folder, tmp_path, monkeypatch):
-    from simplicia.train import loop, place
+    from simplicia.train import loop
+    from simplicia.train import run_dir as place
 
     read = loop.load_images
 
@@ -255,9 +256,10 @@ def test_other_images_are_not_trained_on(folder, tmp_path, monkeypatch):
 
 
 def test_a_second_temperature_that_is_the_first_is_none_of_its_own(tmp_path):
-    from simplicia.train import place, recipes
+    from simplicia.settings import with_changes
+    from simplicia.train import recipes
+    from simplicia.train import run_dir as place
     from simplicia.train.recipe import write_yaml
-    from simplicia.train.settings import with_changes
 
     recipe = recipes.get("cifar100-byol-sem")
     write_yaml(with_changes(recipe, {"sem.second_temperature": 1.0}), tmp_path / "recipe.yaml")
@@ -362,8 +364,8 @@ def test_health_is_logged_and_collapse_is_told(folder, tmp_path, capfd):
 
 def test_a_loss_at_chance_is_told(folder):
     from simplicia import losses
+    from simplicia.settings import with_changes
     from simplicia.train import health, recipes
-    from simplicia.train.settings import with_changes
 
     method = with_changes(recipes.get("shapes-moco"), {"options": HEADS["moco"]}).build()
     figures = {"loss": torch.log(torch.tensor(701.0)).item(), "feature_std": 0.5, "effective_rank": 50.0}
@@ -454,8 +456,8 @@ def test_another_method_has_its_own_options(tmp_path):
 
 
 def settings_of(name, changes):
+    from simplicia.settings import with_changes
     from simplicia.train import recipes
-    from simplicia.train.settings import with_changes
 
     return with_changes(recipes.get(name), changes)
 

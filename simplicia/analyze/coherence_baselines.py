@@ -1,0 +1,139 @@
+"""Coherence of SEM beside controls within its run: encoder, embedder, the encoder's independent components.
+
+The paper's controls are other models (BYOL, BYOL with a large embedding, ICA of BYOL): runs of their own.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simplicia.analyze.class_coherence import (
+    coherence_curve,
+    coherence_graph,
+    components,
+    top_features,
+    write_graphml,
+)
+from simplicia.analyze.linear_weights import accuracies, fit_weights
+from simplicia.files import atomic_write
+from simplicia.methods.base import Network
+from simplicia.run import represent
+from simplicia.sem import simplicial
+
+MOST_K = 50
+GRAPHS = (1, 3, 5, 10)  # K of the graphs that are kept
+LABELS = {"sem": "SEM", "embedder": "embedder", "ica": "ICA of the encoder", "encoder": "encoder"}
+Say = Callable[[str, int, int], None]
+EPOCHS, EPOCHS_ON_CPU = 20, 10  # of the linear classifiers
+
+
+@torch.no_grad()
+def compare(
+    network: Network,
+    fit: tuple[Tensor, Tensor],  # the encoder's features of training images, and their labels
+    test: tuple[Tensor, Tensor],
+    classes: tuple[str, ...],
+    superclass: Tensor | None,
+    temperature: float | None,  # of SEM; None: there is none
+    folder: Path,  # weights and graphs go here
+    say: Say,
+) -> tuple[dict[str, Any], list[str]]:
+    """``coherence`` of an analysis, and notes: linear classifiers of each layer, their curves and graphs."""
+    features, labels = fit
+    say("independent components", 0, 0)
+    mix, notes = independent(features)
+
+    def layers(batch: Tensor) -> dict[str, Tensor]:
+        found = {"encoder": batch}
+        if mix is not None:
+            found["ica"] = mix(batch)
+        if temperature is not None:
+            vertices: Any = network.bottleneck.vertices  # type: ignore[attr-defined]
+            found["embedder"] = represent(network, batch, "embedder").float()
+            found["sem"] = simplicial(found["embedder"], vertices, temperature)
+        return found
+
+    epochs = EPOCHS_ON_CPU if features.device.type == "cpu" else EPOCHS
+    linears = fit_weights(
+        features,
+        labels,
+        len(classes),
+        layers,
+        epochs,
+        progress=lambda done, total: say("linear classifiers, step", done, total),
+    )
+    say("accuracies of the linear classifiers", 0, 0)
+    train_right, test_right = (accuracies(linears, *part, layers) for part in (fit, test))
+    found: dict[str, Any] = {"k": list(range(1, MOST_K + 1)), "curves": [], "graphs": []}
+    tensors = {}
+    for layer in (name for name in LABELS if name in linears):
+        weight = linears[layer].weight.T
+        most = min(MOST_K, weight.shape[1])
+        row: dict[str, Any] = {
+            "layer": layer,
+            "label": LABELS[layer],
+            "temperature": temperature if layer == "sem" else None,
+            "features": weight.shape[1],
+            "train_accuracy": train_right[layer],
+            "test_accuracy": test_right[layer],
+            "fit_images": len(features),
+            "fit_epochs": epochs,
+            "coherence": None,
+            "isolated": None,
+        }
+        if superclass is not None:
+            row["coherence"], row["isolated"] = coherence_curve(weight, superclass, most)
+        found["curves"].append(row)
+        found["graphs"] += [_graph(layer, weight, k, classes, folder) for k in GRAPHS if k <= most]
+        indices, values = top_features(weight, most)
+        tensors[f"{layer}.index"] = torch.from_numpy(indices).int().contiguous()
+        tensors[f"{layer}.value"] = torch.from_numpy(values).float().contiguous()
+    from safetensors.torch import save
+
+    with atomic_write(folder / "weights.safetensors") as temporary:
+        temporary.write_bytes(save(tensors))
+    return found, notes
+
+
+def independent(
+    features: Tensor, rows: int = 5000, most: int = 128
+) -> tuple[Callable[[Tensor], Tensor] | None, list[str]]:
+    """The encoder's independent components, at most ``most``, as a function of its features.
+
+    Fitted to ``rows`` of them; time grows with the square of the number of components.
+    """
+    from simplicia.analyze.ica import ica
+
+    some = features[:: math.ceil(len(features) / rows)].double().cpu()  # they may lie sorted by class
+    rank = int(torch.linalg.matrix_rank(some - some.mean(0)))
+    count = min(rank, len(some) - 1, most)
+    if count < 1:
+        return None, ["independent components are left out: the encoder gives every image the same features"]
+    _, fitted = ica(some, count, 0)
+    notes = [] if fitted.converged else ["FastICA did not converge; its curve is of its last iteration"]
+    return fitted, notes
+
+
+def _graph(layer: str, weight: Tensor, k: int, classes: tuple[str, ...], folder: Path) -> dict[str, Any]:
+    graph = coherence_graph(weight, k, classes)
+    file = f"graph-{layer}-{k}.graphml"
+    write_graphml(graph, folder / file)
+    at = {node: data["index"] for node, data in graph.nodes(data=True)}
+    parts = components(graph)
+    linked = {i for part in parts for i in part["classes"]}
+    edges = [
+        [*(at[node] for node in sorted(pair)), round(value, 6)]  # "class …" sorts before "feature …"
+        for *pair, value in graph.edges(data="weight")
+    ]
+    return {
+        "layer": layer,
+        "k": k,
+        "file": file,
+        "edges": edges,
+        "components": parts,
+        "isolated": [i for i in range(len(weight)) if i not in linked],
+    }

@@ -1,0 +1,64 @@
+"""How many directions does a representation use? The spectrum of its covariance."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from simplicia.devices import seeded
+
+
+@torch.no_grad()
+def spectrum(features: Tensor, top: int | None = None) -> Tensor:
+    """Singular values of the covariance of features (N, D), high to low: min(N, D) of them, float64.
+
+    The covariance is (1/N) sum (z - mean)(z - mean)^T, as in the paper's appendix. Its singular values are
+    those of the Gram matrix (N, N) as well, apart from zeros, so the smaller of the two is decomposed. With
+    ``top``, only that many, by a randomised method: for when both N and D are large.
+    """
+    if features.dim() != 2 or 0 in features.shape:
+        raise ValueError(f"features are {tuple(features.shape)}; they must be (N, D), at least one of each")
+    if top is not None and not 1 <= top <= min(features.shape):
+        raise ValueError(f"top is {top}; it must be from 1 to {min(features.shape)}, the smaller of N and D")
+    if features.device.type == "mps":  # it has no 64 bits
+        features = features.cpu()
+    n, d = features.shape
+    if top is not None:
+        centred = features.float() - features.float().mean(0)
+        # a few more directions than asked for, and powers, make the last ones asked for accurate
+        with seeded(0, centred.device):
+            values = torch.svd_lowrank(centred, q=min(top + 20, n, d), niter=4)[1][:top]
+        return values.double() ** 2 / n
+    # in 64 bits, since the products are squares; a part at a time, since the features may fill memory
+    mean = features.double().mean(0) if n >= d else None
+    product = torch.zeros(min(n, d), min(n, d), dtype=torch.float64, device=features.device)
+    for part in features.split(4096, dim=1 if n < d else 0):
+        wide = part.double()
+        if mean is None:
+            wide -= wide.mean(0)
+            product.addmm_(wide, wide.T)
+        else:
+            wide -= mean
+            product.addmm_(wide.T, wide)
+    return torch.linalg.eigvalsh(product / n).flip(0).clamp_min(0)
+
+
+def effective_rank(values: Tensor) -> float:
+    """How many directions are used: exp of the entropy of singular values (Roy & Vetterli 2007).
+
+    ``values`` are of the covariance; their roots are, up to a factor, the singular values of the features,
+    which is the definition the training log uses too.
+    """
+    roots = values.double().clamp_min(0).sqrt()
+    shares = roots / roots.sum().clamp_min(1e-12)
+    return math.exp(-(shares * shares.clamp_min(1e-12).log()).sum().item())
+
+
+def spaced(total: int, count: int) -> list[int]:
+    """At most ``count`` indices below ``total``: all of the first third, then further and further apart."""
+    if total <= count:
+        return list(range(total))
+    near = count // 3
+    ratio = (total - 1) / near
+    far = [round(near * ratio ** (i / (count - near))) for i in range(1, count - near + 1)]
+    return sorted({*range(near), *far})

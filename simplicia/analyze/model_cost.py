@@ -1,0 +1,169 @@
+"""What a model costs: parameters, activations and FLOPs of the online network, and memory.
+
+Counted on the meta device, so that no size needs memory or time.
+"""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from simplicia.errors import UserError
+from simplicia.layers import BlockLinear, Prototypes
+from simplicia.methods import Method
+from simplicia.settings import with_changes
+from simplicia.train import recipes
+from simplicia.train.recipe import Recipe
+
+_COUNTED = (nn.modules.conv._ConvNd, nn.Linear, BlockLinear, Prototypes)
+
+# The cost table of the paper (appendix, "An efficient variant of SEM"): BYOL's online network on 32x32
+# images, with the released code's stem of padding 2, and the memory its authors' code took on their GPU.
+PAPER_MODELS: dict[str, dict[str, Any]] = {
+    "BYOL": {"bottleneck": "none"},
+    "BYOL + SEM": {"bottleneck": "sem"},
+    "BYOL + SEM/8": {"bottleneck": "sem", "sem.blocks": 8},
+}
+PAPER = {  # encoder, model: parameters, activations, FLOPs, GiB
+    ("resnet18", "BYOL"): (16.5e6, 0.731e6, 7.20e8, 4.0),
+    ("resnet18", "BYOL + SEM"): (313.7e6, 0.797e6, 1.01e9, 13.1),
+    ("resnet18", "BYOL + SEM/8"): (51.9e6, 0.796e6, 7.46e8, 5.3),
+    ("resnet50", "BYOL"): (35e6, 4.05e6, 1.65e9, 11.1),
+    ("resnet50", "BYOL + SEM"): (425.6e6, 4.12e6, 2.04e9, 21.9),
+    ("resnet50", "BYOL + SEM/8"): (76.7e6, 4.12e6, 1.69e9, 11.8),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One module's share: trained parameters, and per sample activations and FLOPs."""
+
+    parameters: int
+    activations: int  # output elements of convolutions and linear layers
+    flops: int  # a multiply-add counts as one
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the online network costs, part by part and in all."""
+
+    parts: dict[str, Part]
+    target_parameters: int  # of the target network, which is not trained
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.parameters for part in self.parts.values())
+
+    @property
+    def activations(self) -> int:
+        return sum(part.activations for part in self.parts.values())
+
+    @property
+    def flops(self) -> int:
+        return sum(part.flops for part in self.parts.values())
+
+    def memory(self, batch_size: int, precision: str = "bf16") -> int:
+        """The peak of training in bytes, as an estimate.
+
+        12 bytes for each trained parameter (weight, momentum and gradient; in bf16 a 16-bit copy and a 16-bit
+        gradient take the place of a 32-bit one), 4 for each of the target (and 2 for its copy), and for both
+        views of each sample two tensors per activation: what a layer gave, and what came of it.
+        """
+        half = precision == "bf16"
+        weights = 12 * self.parameters + (6 if half else 4) * self.target_parameters
+        return weights + 2 * 2 * batch_size * self.activations * (2 if half else 4)
+
+
+def cost(method: Method, image_size: int) -> Cost:
+    """What a method's online network costs for one sample: encoder, bottleneck, projector, and its heads."""
+    trained = [
+        (name, child)
+        for name, child in method.named_children()
+        if name != "online" and any(p.requires_grad for p in child.parameters())
+    ]
+    x = torch.empty(1, 3, image_size, image_size, device="meta")
+    parts = {}
+    for name, module in [*method.online.named_children(), *trained]:
+        with torch.no_grad():
+            x, parts[name] = _count(module, x)
+    target = sum(p.numel() for p in method.parameters() if not p.requires_grad)
+    return Cost(parts, target)
+
+
+def cost_of(recipe: Recipe) -> Cost:
+    """The cost of a recipe's model, which is never built in memory."""
+    left = [name for name in ("image_size", "encoder", "stem") if getattr(recipe, name) in (0, "auto")]
+    if recipe.bottleneck != "none" and recipe.sem.simplices == 0:
+        left.append("sem.simplices")
+    if left:
+        given = " ".join(f"--{name.replace('_', '-')} …" for name in left)
+        raise UserError(f"recipe {recipe.name!r} chooses {', '.join(left)} from the images; give {given}")
+    recipe.validate()
+    with torch.device("meta"):
+        return cost(recipe.build(), recipe.viewed)
+
+
+def paper_table() -> list[dict[str, Any]]:
+    """The six rows of the paper's cost table: ours, theirs, and how far apart in percent."""
+    rows = []
+    for (encoder, model), (parameters, activations, flops, gib) in PAPER.items():
+        changes = {"encoder": encoder, "stem_padding": 2, **PAPER_MODELS[model]}
+        recipe = with_changes(recipes.get("cifar100-byol"), changes)
+        found = cost_of(recipe)
+        ours = {"parameters": found.parameters, "activations": found.activations, "flops": found.flops}
+        theirs = {"parameters": parameters, "activations": activations, "flops": flops}
+        rows.append(
+            {
+                "encoder": encoder,
+                "model": model,
+                **ours,
+                "estimated_gib": found.memory(recipe.at_once) / 2**30,
+                "paper": {**theirs, "gib": gib},
+                "deviation_percent": {name: 100 * (ours[name] / theirs[name] - 1) for name in ours},
+            }
+        )
+    return rows
+
+
+def measured_peak(recipe: Recipe, device: str = "auto") -> float:
+    """Peak memory of two training steps on a GPU, in GiB: on random images, as many as two batches hold."""
+    from simplicia import devices
+    from simplicia.data.datasets import ImageSet
+    from simplicia.train.auto import fitted
+    from simplicia.train.loop import Training
+
+    fabric = devices.fabric(device, 1, recipe.precision)
+    if fabric.device.type != "cuda":
+        raise UserError(f"peak memory is measured on a GPU, not on {fabric.device.type}; leave --measure out")
+    shape = 2 * recipe.batch_size, 3, recipe.image_size, recipe.image_size
+    images = ImageSet("random", torch.randint(0, 256, shape, dtype=torch.uint8), None, classes=())
+    recipe, _ = fitted(recipe, images, fabric.device)
+    torch.cuda.reset_peak_memory_stats(fabric.device)
+    training = Training(recipe, Path("unused"), images, fabric, quiet=True)
+    for step in range(2):
+        training.step(step).loss.item()
+    return torch.cuda.max_memory_allocated(fabric.device) / 2**30
+
+
+def _count(module: nn.Module, x: Tensor) -> tuple[Tensor, Part]:
+    """A module's output and cost, from a copy of it without memory."""
+    tensors = [*module.parameters(), *module.buffers()]
+    shapes: dict[int, Any] = {id(t): t.detach().to("meta") for t in tensors}
+    ghost = copy.deepcopy(module, shapes).eval()
+    activations = 0
+
+    def look(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        nonlocal activations
+        activations += output.numel()
+
+    for layer in ghost.modules():
+        if isinstance(layer, _COUNTED):
+            layer.register_forward_hook(look)
+    with FlopCounterMode(display=False) as counter:
+        output = ghost(x)
+    parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return output, Part(parameters, activations, counter.get_total_flops() // 2)

@@ -1,0 +1,58 @@
+"""Verbs that say what there is: recipes, datasets, methods."""
+
+from simplicia.cli.options import Parser
+from simplicia.cli.tables import table
+
+
+def recipes(arguments: list[str]) -> None:
+    from simplicia.train import recipes
+
+    parser = Parser("recipes", description="The named recipes; with a name, all settings of one as YAML.")
+    parser.add_argument("name", nargs="?", help="show this recipe")
+    name = parser.parse(arguments).name
+    if name is not None:
+        import yaml
+
+        from simplicia.settings import as_dict
+
+        print(yaml.safe_dump(as_dict(recipes.get(name)), sort_keys=False), end="")
+        return
+    rows = []
+    for recipe in map(recipes.get, recipes.names()):
+        data = "your own images" if recipe.data == "auto" else recipe.data
+        sem = recipe.sem
+        second = sem.temperature if sem.second_temperature is None else sem.second_temperature
+        taus = f"{sem.temperature:g} / {second:g}" if recipe.bottleneck == "sem" else "-"
+        optim = f"{recipe.optim.name} {recipe.optim.lr:g}"
+        rows.append([recipe.name, data, recipe.encoder, str(recipe.epochs), optim, taus])
+    table("recipes", ["name", "data", "encoder", "epochs", "optimiser, lr", "tau / tau'"], rows)
+
+
+def datasets(arguments: list[str]) -> None:
+    Parser("datasets", description="The data sets that have a name.").parse(arguments)
+    rows = [
+        ["shapes", "built in", "figures in 5 superclasses, drawn from a seed, 32 px"],
+        ["digits", "with scikit-learn", "handwritten digits, 10 classes"],
+        ["cifar10", "--data-dir or --download", "10 classes, 32 px"],
+        ["cifar100", "--data-dir or --download", "100 classes in 20 superclasses, 32 px"],
+        ["imagenet", "imagenet below --data-dir", "1000 classes, {train,val}/<class>/*"],
+        ["imagenette", "imagenette2 below --data-dir", "ten classes of ImageNet, {train,val}/<class>/*"],
+        ["dtd", "dtd below --data-dir", "textures, 47 classes"],
+        ["flowers102", "flowers-102 below --data-dir", "102 classes"],
+        ["food101", "food-101 below --data-dir", "101 classes"],
+        ["pets", "oxford-iiit-pet below --data-dir", "37 breeds of cats and dogs"],
+        ["sun397", "SUN397 below --data-dir", "scenes, 397 classes, with Training_01.txt and Testing_01.txt"],
+        ["FOLDER", "your own", "folder/<class>/*, folder/{train,test}/<class>/*, or just images"],
+    ]
+    table("data sets", ["name", "where", "what"], rows)
+
+
+def methods(arguments: list[str]) -> None:
+    from simplicia import methods
+
+    Parser("methods", description="The methods and their options.").parse(arguments)
+    rows = [
+        [name, ", ".join(f"{option} {value}" for option, value in methods.options(name).items())]
+        for name in methods.names()
+    ]
+    table("methods", ["name", "options (as --NAME.OPTION)"], rows)

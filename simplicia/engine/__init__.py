@@ -1,0 +1,1 @@
+"""The fast path on one GPU: CUDA-graph capture, Triton kernels, the fused optimiser."""

@@ -1,0 +1,53 @@
+"""Progress for people: a bar on a terminal, a line now and then elsewhere."""
+
+import time
+from typing import Any
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a line now and then."""
+
+    def __init__(self, label: str, total: int, done: int, quiet: bool = False):
+        from rich.console import Console
+
+        self.console = Console(stderr=True, quiet=quiet)
+        self.label, self.total, self.first, self.start = label, total, done, time.monotonic()
+        self.last_line = self.start
+        self.bar: Any = None
+        if self.console.is_terminal and not quiet:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[words]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.task = self.bar.add_task(label, total=total, completed=done, words="")
+            self.bar.start()
+
+    def update(self, step: int, words: str | None = None) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, **({} if words is None else {"words": words}))
+        elif words is not None and (time.monotonic() - self.last_line > 15 or step == self.total):
+            self.last_line = time.monotonic()
+            left = (self.last_line - self.start) * (self.total - step) / max(1, step - self.first)
+            self.say(f"{self.label}: step {step}/{self.total}, {words}, {duration(left)} left")
+
+    def say(self, words: str, style: str | None = None) -> None:
+        """A line of its own, above the bar."""
+        self.console.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: "45 s", "12 min", "3.5 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

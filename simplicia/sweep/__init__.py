@@ -1,5 +1,0 @@
-"""Sweeps: many runs of a recipe with other settings, each measured on held-out training images."""
-
-from simplicia.sweep.study import sweep
-
-__all__ = ["sweep"]

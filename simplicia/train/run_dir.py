@@ -1,0 +1,165 @@
+"""Where a run goes, and what may change when it is taken up again."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+from simplicia.data import datasets
+from simplicia.errors import Busy, UserError
+from simplicia.settings import as_dict, flat, with_changes
+from simplicia.train import recipes
+from simplicia.train.auto import OPEN
+from simplicia.train.recipe import Recipe, read_yaml, write_yaml
+
+
+def choose(name: str, out: str | Path | None, resume: bool) -> Path:
+    """Where the run goes; a folder that holds another run is refused."""
+    if out is None:
+        if resume:
+            raise UserError("resume needs the run's folder; give --out")
+        return next(
+            path
+            for i in range(1, 10**6)
+            if not (path := Path("runs") / (name if i == 1 else f"{name}-{i}")).exists()
+        )
+    if not str(out):
+        raise UserError("out is empty; give a folder")
+    folder = Path(out)
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:  # safetensors reads no such path
+        raise UserError(f"out is {str(out)!r}, which is not UTF-8; give another folder") from None
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; --out takes a folder")
+    if not resume and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise _taken(folder)
+    return folder
+
+
+def claim(folder: Path, recipe: Recipe, resume: bool) -> None:
+    """Write the recipe of a run that begins, once its folder is locked.
+
+    Another process may have put a run there since the folder was chosen: that is a UserError, unless it is to
+    be resumed and is of the same recipe.
+    """
+    path = folder / "recipe.yaml"
+    if not path.exists():
+        write_yaml(recipe, path)
+    elif not resume:
+        raise _taken(folder)
+    else:
+        check_same(folder, recipe)
+        stored = read_yaml(path)
+        if stored.data != recipe.data:  # moved
+            write_yaml(dataclasses.replace(stored, data=recipe.data), path)
+
+
+def _taken(folder: Path) -> UserError:
+    what = "a run" if (folder / "recipe.yaml").exists() else "other files"
+    hint = "add --resume (resume=True) to go on with it, or " if what == "a run" else ""
+    return UserError(f"{folder} holds {what}; {hint}give another --out")
+
+
+def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Recipe:
+    """The recipe of the run in a folder, to go on with; only how it is watched may be asked anew.
+
+    Of a recipe given by name, settings that are not named keep the run's values.
+    """
+    stored = read_yaml(folder / "recipe.yaml")
+    if isinstance(recipe, str):
+        if recipe != stored.name:
+            raise UserError(
+                f"{folder} was trained with recipe {stored.name!r}, not {recipe!r}; give another --out"
+            )
+        recipe = stored
+    asked = findable(with_changes(recipe, changes))
+    kept, wanted = _settings(stored), _settings(asked)
+    for name in sorted(kept.keys() | wanted.keys()):
+        if name == "data" and _moved(stored.data):
+            continue  # that they are the same images is looked at when they are read
+        if name not in Recipe.WATCHING and kept.get(name) != wanted.get(name):
+            raise UserError(
+                f"{folder} was trained with {name} {kept.get(name)!r}, not {wanted.get(name)!r}; "
+                "resume with the same settings, or give another --out"
+            )
+    return asked
+
+
+def how_to_resume(folder: Path, recipe: Recipe) -> str:
+    """What goes on with a run: a command, unless only Python has its recipe or its images."""
+    if recipe.name in recipes.names() and recipe.data != datasets.MEMORY:
+        return f"simplicia pretrain {recipe.name} --out {shlex.quote(str(folder))} --resume"
+    return f"the same call of pretrain, with out={str(folder)!r}, resume=True"
+
+
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """All settings by name; a second temperature that is not given is the first."""
+    found = flat(as_dict(recipe))
+    if found["sem.second_temperature"] is None:
+        found["sem.second_temperature"] = found["sem.temperature"]
+    return found
+
+
+def _moved(data: str) -> bool:
+    """Whether a folder of images is no longer where it was."""
+    return data not in datasets.names() and not Path(data).exists()
+
+
+def check_same(folder: Path, wanted: Recipe) -> None:
+    """A UserError unless the run in a folder is of a recipe, in all that makes it what it is."""
+    kept, asked = _settings(read_yaml(folder / "recipe.yaml")), _settings(findable(wanted))
+    differ = [
+        f"{name} {kept.get(name)!r}, not {asked.get(name)!r}"
+        for name in sorted(kept.keys() | asked.keys())
+        if name not in Recipe.WATCHING
+        and not (name == "data" and _moved(kept[name]))
+        and (name not in OPEN or asked[name] != OPEN[name])
+        and kept.get(name) != asked.get(name)
+    ]
+    if differ:
+        raise UserError(f"{folder} was trained with {'; '.join(differ)}; remove it, or give another folder")
+
+
+def check_colours(folder: Path, state: dict[str, Any], statistics: tuple[Any, Any]) -> None:
+    """A UserError if the images are not those that a checkpoint with this state was trained on, by colour."""
+    for key, now in zip(("mean", "std"), statistics, strict=True):
+        before = state.get(key, now)
+        if any(abs(a - b) > 1e-6 for a, b in zip(before, now, strict=True)):
+            shown = [f"({', '.join(f'{x:.6f}' for x in triple)})" for triple in (before, now)]
+            raise UserError(
+                f"{folder} was trained on other images: the {key} of their colours was {shown[0]}, "
+                f"and is {shown[1]}; resume with the same data"
+            )
+
+
+def findable(recipe: Recipe) -> Recipe:
+    """The recipe with absolute paths, so that the run finds its data from anywhere."""
+    if not recipe.data:
+        raise UserError("data is empty; give a folder of images or a data set's name")
+    changes = {}
+    if recipe.data not in datasets.names() and Path(recipe.data).is_dir():
+        changes["data"] = str(Path(recipe.data).resolve())
+    if recipe.init is not None:
+        changes["init"] = str(Path(recipe.init).expanduser().resolve())
+    if recipe.data_dir:
+        changes["data_dir"] = str(Path(recipe.data_dir).expanduser().resolve())
+    return dataclasses.replace(recipe, **changes)  # type: ignore[arg-type]
+
+
+def lock(folder: Path, name: str = ".lock") -> Any:
+    """An open file that tells other processes that this folder is being trained; closing it ends that.
+
+    A file of its own: one that is replaced would be locked by both who hold the old one and the new one.
+    """
+    file = (folder / name).open("a")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise Busy(f"{folder} is being trained by another process; give another --out") from None
+    except (ImportError, OSError):  # Windows, or a file system without locks
+        pass
+    return file

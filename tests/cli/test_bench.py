@@ -1,0 +1,123 @@
+"""The benchmarks run and say what they measured; how long things take is never asserted."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from simplicia import cli
+from simplicia.cli.bench import bench_probe, bench_sem, bench_views
+from simplicia.cli.bench.floor import floor
+from simplicia.cli.bench.kernels import parts
+from simplicia.cli.bench.probe import SMALL
+from simplicia.errors import UserError
+from simplicia.settings import with_changes
+from simplicia.train import recipes
+
+BELIEVED = {"device", "torch", "commit", "date"}
+
+
+def test_bench_step_writes_what_its_table_shows(tmp_path, capsys):
+    path = tmp_path / "step.json"
+    words = ["bench", "step", "--steps", "5", "--device", "cpu", "shapes-simclr", "--json", str(path)]
+    assert cli.main(words) == 0
+    (row,) = json.loads(path.read_text())
+    assert row.keys() >= BELIEVED | {"recipe", "ms_per_step", "images_per_s", "peak_gib", "batch_size"}
+    assert (
+        row["speedup_over_eager"] == 1 and row["images_per_s"] == 1e3 * row["batch_size"] / row["ms_per_step"]
+    )
+    assert f"{row['ms_per_step']:.2f}" in capsys.readouterr().out
+
+
+def test_bench_views_and_sem_say_what_they_measured():
+    (views,) = bench_views("cpu", rounds=1, shapes=((4, 16),))
+    assert views.keys() >= BELIEVED and views["ms_per_view"] > 0
+    rows = bench_sem("cpu", rounds=1)
+    assert len(rows) == 4 and all(row.keys() >= BELIEVED and row["softmax_ms"] > 0 for row in rows)
+
+
+def test_bench_probe_writes_what_its_table_shows(tmp_path, capsys):
+    path = tmp_path / "probe.json"
+    assert cli.main(["bench", "probe", "--device", "cpu", "--json", str(path)]) == 0
+    (row,), said = json.loads(path.read_text()), capsys.readouterr().out
+    assert row.keys() >= BELIEVED and row["images"] == SMALL["images"] and row["probes"] == 36
+    assert "small sizes" in said and f"{row['whole_seconds']:.3g}" in said
+    assert row["precision"] == "float32" and row["peak_gib"] is None
+    per_epoch = row["seconds_per_epoch"]["choosing"] + row["seconds_per_epoch"]["retraining"]
+    assert row["whole_seconds"] == pytest.approx(row["seconds"] + 97 * per_epoch)
+
+
+def test_libraries_that_are_not_installed_are_skipped_with_a_sentence(tmp_path, capsys, monkeypatch):
+    for name in ("lightly", "solo"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = tmp_path / "libraries.json"
+    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "libraries.py"))
+    script["main"](["--steps", "5", "--batch-size", "2", "--device", "cpu", "--out", str(path)])
+    (row,), said = json.loads(path.read_text()), capsys.readouterr().out
+    assert row.keys() >= BELIEVED | {"version", "workers"} and row["library"] == "simplicia"
+    assert row["times_ours"] == 1 and row["batch_size"] == 2 and f"{row['ms_per_step']:.2f} ms" in said
+    assert "lightly is skipped, since" in said and "solo-learn is skipped, since" in said
+
+
+def test_trainings_are_timed_alone_and_together(tmp_path):
+    path = tmp_path / "together.json"
+    script = Path(__file__).parents[2] / "benchmarks" / "together.py"
+    words = ["shapes-simclr", "shapes-byol", "--seconds", "0.1", "--json", str(path)]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(path.read_text())
+    assert [row["recipe"] for row in found["rows"]] == words[:2] and found["mps"] is False
+    assert found["share"] == pytest.approx(
+        sum(row["images_per_s_beside"] / row["images_per_s_alone"] for row in found["rows"])
+    )
+
+
+def test_a_library_is_timed_from_end_to_end_without_its_warm_up():
+    script = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "libraries.py"))
+    assert script["WARM_UP"] == 5 and script["per_step"]([0, 90, 91, 190, 200, 202, 205, 212]) == 3
+
+
+def test_one_epoch_of_a_probe_is_only_a_warm_up():
+    with pytest.raises(UserError, match="at least 2"):
+        bench_probe("cpu", **SMALL | {"epochs": 1})
+
+
+def test_bench_refuses_a_recipe_where_there_is_none(capsys):
+    assert cli.main(["bench", "sem", "shapes-byol"]) == 2
+    assert "takes no recipe" in capsys.readouterr().err
+    assert cli.main(["bench", "step", "--device", "cpu", "--engines", "captive"]) == 2
+    assert "did you mean 'captured'" in capsys.readouterr().err
+
+
+def test_kernels_are_told_apart_by_kind():
+    names = {
+        "move": "update",
+        "gradient_apply": "normalisation",
+        "sm90_xmma_wgrad_indexed_implicit_gemm_bf16bf16": "convolutions",
+        "nvjet_sm90_tst_128x128_64x6": "matrix products",
+        "triton_red_fused_mean": "reductions",
+        "triton_poi_fused_relu": "elementwise",
+        "Memset (Unknown)": "other",
+    }
+    found = parts([{"kernel": name, "ms": 2.0**i} for i, name in enumerate(names)])
+    assert [found[kind] for kind in names.values()] == [2.0**i for i in range(len(names))]
+
+
+def test_the_floor_of_a_step():
+    """The estimates of docs/performance.md, made by hand: 5.3 and 9.5 ms."""
+    base, sem = (floor(recipes.get(f"cifar100-{name}")) for name in ("byol", "byol-sem"))
+    assert base.flops == pytest.approx(2.3e12, rel=0.02)
+    assert base.ms("NVIDIA H200") == pytest.approx(5.3, rel=0.05)
+    assert sem.ms("NVIDIA H200") == pytest.approx(9.5, rel=0.05)
+    assert base.ms("an unknown device") is None
+    half = floor(with_changes(recipes.get("cifar100-byol-sem"), {"optim.momentum_bits": "16"}))
+    with torch.device("meta"):
+        model = recipes.get("cifar100-byol-sem").build()
+    weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert sem.weight_bytes - half.weight_bytes == 4 * weights
+    plain = floor(recipes.get("cifar100-simclr"))  # without a target network
+    assert plain.flops < 0.76 * base.flops

@@ -1,0 +1,310 @@
+"""The command line as its users meet it: real processes, one line for a mistake, exit status 2."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import simplicia
+from simplicia import cli, methods
+
+TINY = ["--epochs", "1", "--batch-size", "250", "--sem.simplices", "8", "--byol.hidden", "32", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "run"
+    assert cli.main(["pretrain", "shapes-byol-sem", "--out", str(path), *TINY]) == 0
+    return path
+
+
+def fails(capsys, *words):
+    status = cli.main([str(w) for w in words])
+    errors = capsys.readouterr().err
+    assert status == 2, errors
+    assert len(errors.strip().splitlines()) == 1 and errors.startswith("simplicia: ")
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("pretrian", "'pretrain'"),
+        ("pretrain cifar100-boyl-sem", "'cifar100-byol-sem'"),
+        ("pretrain --epochs 3", "recipe's name first"),
+        ("pretrain shapes-byol --epoch 3", "--epochs"),
+        ("pretrain shapes-byol --sem.vertex 3", "--sem.vertices"),
+        ("pretrain shapes-byol --epochs many", "a whole number"),
+        ("pretrain shapes-byol --epochs", "expected one argument"),
+        ("pretrain shapes-byol-sem --sem.vertices 0", "vertices is 0"),
+        ("pretrain shapes-byol --sem.temperature -1 --bottleneck sem", "temperature is -1"),
+        ("pretrain shapes-byol --byol.hiden 3", "--byol.hidden"),
+        ("pretrain shapes-byol --method=dino --byol.hidden 3", "--byol.hidden"),
+        ("pretrain shapes-byol --byol.hidden 0", "byol.hidden is 0"),
+        ("pretrain shapes-byol --byol.momentum 2", "byol.momentum is 2"),
+        ("pretrain shapes-moco --moco.queue -1", "moco.queue is -1"),
+        ("pretrain shapes-moco --moco.temperature 0", "must be positive"),
+        ("pretrain shapes-byol-sem --sem.second-temperature -1", "second_temperature is -1"),
+        (
+            "pretrain byol --data nowhere --encoder banana",
+            "unknown encoder 'banana'",
+        ),  # before images are read
+        ("sweep shapes-byol-sem --grid encoder=tiny,banana", "unknown encoder 'banana'"),
+        ("pretrain shapes-byol --stem-padding -1", "stem_padding is -1"),
+        ("pretrain shapes-byol --encoder resnet18.nonsense", "(nonsense)"),
+        ("pretrain shapes-byol --engine fast", "'eager'"),
+        ("pretrain byol --data=", "data is empty"),
+        ("encode RUN . --out x.npz --temperature -1", "from 0 up"),
+        ("knn RUN --json .", "not the path of a file"),
+        ("pretrain shapes-byol --device cuda:7", "cuda:7"),
+        ("pretrain shapes-byol --device tpu9", "choose auto"),
+        ("pretrain shapes-byol surplus", "surplus"),
+        ("pretrain shapes-byol --batch-size 100000", "batch_size is 100000"),
+        ("pretrain byol-sem", "--data"),
+        ("pretrain byol-sem --data no/such/folder", "no/such/folder"),
+        ("pretrain byol-sem --data shaps", "'shapes'"),
+        ("pretrain cifar100-byol --data-dir no/such", "no/such"),
+        ("probe no/such/run", "is not a run"),
+        ("knn RUN --k 0", "above 0"),
+        ("probe RUN --lrs fast", "a number"),
+        ("probe RUN --layer sen", "'sem'"),
+        ("probe RUN --network teacher", "target"),
+        ("probe RUN --data no/such", "no/such"),
+        ("encode RUN nothing --out x.npz", "nothing"),
+        ("encode RUN . --out x.csv", ".npz"),
+        ("recipes byoll", "'byol'"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_two(words, told, capsys, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
+    errors = fails(capsys, *(str(run) if w == "RUN" else w for w in words.split()))
+    assert told in errors
+    assert list(tmp_path.iterdir()) == []  # nothing left half-written
+
+
+def test_an_empty_folder_is_an_error_before_training(capsys, tmp_path):
+    (tmp_path / "photos").mkdir()
+    assert "photos" in fails(
+        capsys, "pretrain", "byol", "--data", tmp_path / "photos", "--out", tmp_path / "run"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_real_process_prints_no_traceback():
+    done = subprocess.run(
+        [sys.executable, "-m", "simplicia", "pretrain", "shapes-boyl"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("simplicia: unknown recipe 'shapes-boyl'; did you mean 'shapes-byol'")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["", "--help", "--version", "recipes", "datasets", "methods", "recipes byol-sem"]
+)
+def test_what_there_is(words, capsys):
+    assert cli.main(words.split()) == 0
+    out = capsys.readouterr().out
+    expected = {"recipes": "cifar100-swav-sem", "datasets": "cifar100", "methods": "final_momentum"}
+    assert expected.get(words, "simplicia" if words != "recipes byol-sem" else "method: byol") in out
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "probe", "knn", "encode", "demo", "recipes"])
+def test_help(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([verb, "--help"])
+    assert stop.value.code == 0 and f"simplicia {verb}" in capsys.readouterr().out
+
+
+def test_help_says_what_settings_mean_and_have(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["pretrain", "shapes-swav-sem", "--help"])
+    page = " ".join(capsys.readouterr().out.split())
+    assert "--optim.clip X largest norm of the gradient (0: no clipping) (default: 0.0)" in page
+    assert "--optim.name lars|sgd which optimiser (default: sgd)" in page
+    assert "--swav.epsilon X of Sinkhorn (default: 0.05)" in page
+    assert "--swav.prototypes N how many (default: 256)" in page  # the recipe's, not the method's
+    assert "--data_dir" not in page  # taken as well, but not shown twice
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_setting_is_explained(method, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["pretrain", f"shapes-{method}-sem", "--help"])
+    page = " ".join(capsys.readouterr().out.partition("settings:")[2].split())
+    assert page.count("(default:") > 40
+    assert re.findall(r"--\S+ (?:N|X|WORD|\S*\|\S*)(?: \[X \.\.\.\])? \(default", page) == []
+
+
+def test_options_of_another_method_are_told_as_such(capsys):
+    assert cli.main(["pretrain", "shapes-byol", "--simclr.temperature", "0.2"]) == 2
+    assert "--simclr.temperature is an option of simclr, and the method is byol" in capsys.readouterr().err
+
+
+def test_resuming_what_is_not_there_is_told(capsys, tmp_path):
+    words = f"pretrain shapes-byol --out {tmp_path / 'mistyped'} --resume --dry-run"
+    assert cli.main(words.split()) == 0
+    assert f"there is no run in {tmp_path / 'mistyped'} to go on with" in capsys.readouterr().err
+
+
+def test_probe_prints_a_table_and_writes_the_same_numbers(run, capsys, tmp_path):
+    words = ["--epochs", "2", "--lrs", "0.1", "--l1", "0", "--temperatures", "0", "1"]
+    assert cli.main(["probe", str(run), *words, "--json", str(tmp_path / "p.json")]) == 0
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert (
+        found["online"] is False and found["layer"] == "sem" and found["protocol"] == "offline linear probe"
+    )
+    for row in found["per_temperature"]:
+        assert f"{row['accuracy']:.1f}" in out
+    assert "1,000 test images of shapes, 20 classes" in " ".join(out.split())
+    assert {"dataset", "encoder", "network", "seconds", "torch", "device", "standard_error"} <= found.keys()
+    assert cli.main(["knn", str(run), "--layer", "codes"]) == 0
+    stored = json.loads((run / "results" / "knn-codes.json").read_text())
+    assert stored["layer"] == "codes" and f"{stored['accuracy']:.1f}" in capsys.readouterr().out
+
+
+def test_encode_turns_images_into_codes(run, tmp_path, capsys):
+    from PIL import Image
+
+    photos = tmp_path / "photos"
+    (photos / "deep").mkdir(parents=True)
+    images = simplicia.data.datasets.load("shapes", "test").images[:4]
+    names = ["a.png", "b.png", "deep/c.png", "deep/d.png"]
+    for name, image in zip(names, images, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(photos / name)
+    (photos / "broken.jpg").write_bytes(b"no image")
+    out = tmp_path / "codes.npz"
+    assert cli.main(["encode", str(run), str(photos), "--layer", "codes", "--out", str(out)]) == 0
+    assert "broken.jpg" in capsys.readouterr().err
+    with np.load(out) as arrays:  # refuses pickles by default
+        assert set(arrays) == {"codes", "files"}
+        assert list(arrays["files"]) == names
+        assert arrays["codes"].dtype == np.uint8 and arrays["codes"].shape == (4, 8)
+        assert (arrays["codes"] == simplicia.load(run).encode(images, "codes").numpy()).all()
+
+
+def test_encode_takes_named_sets_and_several_layers(run, tmp_path, capsys):
+    out = tmp_path / "both.npz"
+    words = ["encode", str(run), "digits", "--layer", "codes", "sem", "encoder", "--out", str(out), "--quiet"]
+    assert cli.main([*words, "--temperature", "0.5"]) == 0
+    assert "1797 images, layer codes, sem, encoder" in capsys.readouterr().out
+    sets = [simplicia.data.datasets.load("digits", split) for split in ("train", "test")]
+    images, loaded = np.concatenate([s.images.numpy() for s in sets]), simplicia.load(run)
+    with np.load(out) as arrays:
+        assert set(arrays) == {"codes", "sem", "encoder", "labels", "classes", "split"}
+        for layer, temperature in (("codes", None), ("sem", 0.5), ("encoder", None)):
+            expected = loaded.encode(images[-5:], layer, temperature).numpy()
+            np.testing.assert_allclose(arrays[layer][-5:], expected, atol=1e-5)
+        assert arrays["labels"].tolist() == [y for s in sets for y in s.labels.tolist()]
+        assert (arrays["split"] == "train").sum() == len(sets[0]) and list(arrays["classes"]) == [
+            *"0123456789"
+        ]
+    words = ["encode", str(run), "digits", "--layer", "encoder", "--out", str(out), "--temperature", "0.5"]
+    assert cli.main(words) == 2 and "layer 'encoder' takes none" in capsys.readouterr().err
+
+
+def test_a_folder_without_labels_trains_but_cannot_be_probed(run, tmp_path, capsys):
+    from PIL import Image
+
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i, image in enumerate(simplicia.data.datasets.load("shapes", "test").images[:40]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).resize((50, 40)).save(photos / f"{i}.jpg")
+    (photos / "broken.jpg").write_bytes(b"")
+    out = tmp_path / "run"
+    assert cli.main(["pretrain", "byol-sem", "--data", str(photos), "--out", str(out), "--epochs", "1"]) == 0
+    said = capsys.readouterr().err
+    assert "skipped 1 unreadable files: broken.jpg" in said
+    for choice in ("image_size 32", "encoder tiny", "stem small", "batch_size 8", "sem.simplices 256"):
+        assert choice in said
+    assert "no labels" in fails(capsys, "probe", out)
+
+
+def test_a_damaged_checkpoint_is_named(run, tmp_path, capsys):
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    (tensors,) = broken.glob("checkpoint/*/tensors.safetensors")
+    tensors.write_bytes(tensors.read_bytes()[:-100])
+    assert "is damaged" in fails(capsys, "probe", broken)
+    words = ["pretrain", "shapes-byol-sem", "--out", broken, "--resume", *TINY]
+    assert "is damaged" in fails(capsys, *words)
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
+    words = [sys.executable, "-m", "simplicia", "pretrain", "shapes-byol-sem", "--out", "run", *TINY]
+    limited = f"ulimit -f 500 && exec {shlex.join(words)}"  # no file can grow beyond 500 kB
+    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "no checkpoint could be written" in done.stderr
+    assert list((tmp_path / "run" / "checkpoint").iterdir()) == []
+
+
+def test_numbers_that_do_not_fit_the_disk_leave_those_that_were_there(tmp_path):
+    (tmp_path / "bound.json").write_text("before")
+    words = [sys.executable, "-m", "simplicia.cli", "bound", "--json", "bound.json"]
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 0 && exec {shlex.join(words)}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "bound.json" in done.stderr and done.stderr.count("\n") == 1
+    assert (tmp_path / "bound.json").read_text() == "before" and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "number, status, word", [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
+)
+def test_told_to_end_a_command_says_so_in_a_line(number, status, word, tmp_path, monkeypatch, capsys):
+    from simplicia.data import folder
+
+    (tmp_path / "1.png").write_bytes(b"")
+    monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(folder, "suitable_size", lambda files: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    assert cli.main(["pretrain", "byol", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == status
+    assert capsys.readouterr().err == f"simplicia: {word}\n" and signal.getsignal(number) is before
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_that_cannot_be_written(capsys):
+    place = "/proc/simplicia-run"  # not even root can write there
+    assert place in fails(capsys, "pretrain", "shapes-byol", "--out", place, "--quiet")
+
+
+@pytest.mark.skipif(
+    not (Path(__file__).parents[3] / "shared/tools/unpack.py").exists(), reason="no CIFAR-100 here"
+)
+def test_steps_on_real_cifar100(tmp_path, capsys):
+    unpack = Path(__file__).parents[3] / "shared/tools/unpack.py"
+    subprocess.run([sys.executable, str(unpack), str(tmp_path), "cifar100"], check=True, capture_output=True)
+    words = [
+        "--batch-size",
+        "64",
+        "--encoder",
+        "tiny",
+        "--sem.simplices",
+        "32",
+        "--byol.hidden",
+        "64",
+        "--device",
+        "cpu",
+        "--dry-run",
+    ]
+    assert (
+        cli.main(["pretrain", "cifar100-byol-sem", "--data-dir", str(tmp_path), *words]) == 0
+    )  # takes three steps
+    said = capsys.readouterr().err
+    assert "50,000 images of cifar100" in said and "steps: 781,000 (781 per epoch)" in said
+    test = simplicia.data.datasets.load("cifar100", "test", tmp_path)
+    assert len(test) == 10_000 and len(test.classes) == 100 and len(test.superclasses) == 20

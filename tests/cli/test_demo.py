@@ -1,0 +1,43 @@
+"""The demo, cut short: all it promises is there, and training beats an untrained encoder by far."""
+
+import dataclasses
+import json
+
+import torch
+from PIL import Image
+
+import simplicia
+from simplicia import cli
+from simplicia.cli.demo import PROBES
+from simplicia.data.datasets import load
+from simplicia.evaluate import probe
+from simplicia.evaluate.features import encoder_features
+
+
+def test_demo_shows_and_measures(tmp_path, capsys):
+    assert cli.main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "2"]) == 0
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "demo" / "demo.json").read_text())
+    order = [out.index(word) for word in ("simplices.png", "mean entropy", "linear probe")]
+    assert order == sorted(order)
+    with Image.open(tmp_path / "demo" / "simplices.png") as picture:
+        assert picture.width > 500 and len(picture.getcolors(10**6) or []) > 1000
+    assert 0 < found["entropy"] < found["ln_vertices"]
+    assert [(row["model"], row["layer"]) for row in found["probes"]] == [
+        ("BYOL", "encoder"),
+        ("BYOL + SEM", "encoder"),
+        *[("BYOL + SEM", "sem")] * 3,
+    ]
+    for row in found["probes"]:
+        assert f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}" in out
+
+    trained = simplicia.load(tmp_path / "demo" / "shapes-byol")
+    untrained = simplicia.run.Run(trained.path, trained.recipe, trained.recipe.build(), trained.state)
+    train, test = load("shapes"), load("shapes", "test")
+    untrained.method.train()
+    with torch.no_grad():  # fair: an untrained encoder with BatchNorm statistics of these images
+        encoder_features(untrained, train.images[:2000])
+    untrained.method.eval()
+    settings = dataclasses.replace(PROBES, epochs=20)
+    chance, ours = (probe(r, train, test, "encoder", settings)["accuracy"] for r in (untrained, trained))
+    assert chance < 50 and ours > chance + 15, (chance, ours)

@@ -1,0 +1,390 @@
+"""The BatchNorm kernels against BatchNorm in float64. Without a GPU test_kernels.py has them interpreted."""
+
+import copy
+import os
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
+
+from simplicia import SimplicialEmbedding, bottlenecks, encoders, methods, simplicial
+from simplicia.layers import activate, mlp, normalise_by_view
+
+GPU = torch.cuda.is_available()
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # by test_kernels.py
+DEVICE = "cuda" if GPU else "cpu"
+kernels = pytest.mark.skipif(not (GPU or INTERPRETED), reason="runs in the interpreter's own process")
+gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest value; bf16 has 8 bits
+
+
+def close(ours, exact, dtype=torch.float32, logits=1.0):
+    """Within the rounding of a type, or of float32 logits that are so many times a normalised value."""
+    ours, exact = ours.detach().double().cpu(), exact.detach().cpu()
+    assert ours.shape == exact.shape
+    tolerance = max(TOLERANCE[dtype], logits * TOLERANCE[torch.float32])
+    assert (ours - exact).abs().max() <= tolerance * exact.abs().max().clamp_min(1e-3)
+
+
+def fused(norm):
+    from simplicia.engine.norm import fuse
+
+    norm = nn.Sequential(norm).to(DEVICE)
+    fuse(norm)
+    return norm[0]
+
+
+def batch_norm(channels, dims):
+    torch.manual_seed(1)
+    norm = {2: nn.BatchNorm1d, 4: nn.BatchNorm2d}[dims](channels)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+def twins(*shape, dtype):
+    """A random tensor where the kernels run, channels last, and its float64 double."""
+    x = (2 * torch.randn(shape) + 1).to(DEVICE, dtype)
+    if len(shape) == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x.requires_grad_(), x.detach().double().cpu().requires_grad_()
+
+
+def by_view(norm, x):
+    """What is claimed: the views through the layer one after the other."""
+    return torch.cat([norm(part) for part in x.chunk(2)])
+
+
+def equal_gradients_and_statistics(norm, exact, dtype, logits=1.0):
+    close(norm.weight.grad, exact.weight.grad, dtype, logits)
+    close(norm.bias.grad, exact.bias.grad, dtype, logits)
+    close(norm.running_mean, exact.running_mean)
+    close(norm.running_var, exact.running_var)
+    assert norm.num_batches_tracked == exact.num_batches_tracked == 2
+
+
+SHAPES = [(4, 64, 9, 9), (6, 100, 5, 3), (2, 7, 40, 30), (2, 33, 50, 50), (8, 40), (600, 33)]
+LAYERS = [
+    (shape, kind, dtype)
+    for shape in SHAPES
+    for kind in ("plain", "relu", "residual")
+    for dtype in TOLERANCE
+    if len(shape) == 4 or kind != "residual"  # heads have no residual
+]
+if not GPU:  # the interpreter is slow: every shape, and every kind in both precisions
+    LAYERS = [
+        ((4, 64, 9, 9), "residual", torch.float32),
+        ((4, 64, 9, 9), "plain", torch.bfloat16),
+        ((6, 100, 5, 3), "relu", torch.bfloat16),
+        ((2, 7, 40, 30), "residual", torch.bfloat16),
+        ((2, 33, 50, 50), "relu", torch.float32),  # 40 parts: settled in several steps
+        ((8, 40), "relu", torch.float32),
+        ((600, 33), "plain", torch.float32),
+    ]
+
+
+@kernels
+@pytest.mark.parametrize("shape, kind, dtype", LAYERS)
+def test_batch_norm_is_that_of_each_view(shape, kind, dtype):
+    exact = batch_norm(shape[1], len(shape)).double()
+    norm = fused(copy.deepcopy(exact).float())
+    x, x64 = twins(*shape, dtype=dtype)
+    residual, residual64 = twins(*shape, dtype=dtype) if kind == "residual" else (None, None)
+    y64 = by_view(exact, x64)
+    if kind == "plain":
+        y = norm(x)
+    else:
+        y, y64 = activate(norm, x, residual), F.relu(y64 if residual is None else y64 + residual64)
+    assert y.dtype == dtype and y.stride() == x.stride()
+    close(y, y64, dtype)
+    grad = torch.randn_like(y)
+    if kind != "plain":  # where rounding decides on which side of 0 a value lies, both gradients are right
+        grad[(y64.detach().abs() < 2e-2).to(DEVICE)] = 0
+    y.backward(grad)
+    y64.backward(grad.double().cpu())
+    close(x.grad, x64.grad, dtype)
+    equal_gradients_and_statistics(norm, exact, dtype)
+    if residual is not None:
+        close(residual.grad, residual64.grad, dtype)
+
+
+SIMPLICES = [
+    (size, temperature, dtype)
+    for size in ((9, 13, 140), (5, 8, 20), (3, 100, 10))
+    for temperature in (0.1, "scalar", "rows")
+    for dtype in TOLERANCE
+]
+if not GPU:  # every size, and every temperature, each precision twice
+    SIMPLICES = [
+        ((9, 13, 140), "rows", torch.float32),
+        ((9, 13, 140), 0.1, torch.bfloat16),
+        ((5, 8, 20), "scalar", torch.bfloat16),
+        ((3, 100, 10), 0.1, torch.float32),
+    ]
+
+
+@kernels
+@pytest.mark.parametrize("size, temperature, dtype", SIMPLICES)
+def test_simplices_are_those_of_each_view(size, temperature, dtype):
+    from simplicia.engine.norm import _FusedSimplicial
+
+    torch.manual_seed(0)
+    simplices, vertices, rows = size
+    features = simplices * vertices
+    exact = batch_norm(features, 2).double()
+    sem = SimplicialEmbedding(features, simplices, vertices, embedder="identity")
+    sem.norm = fused(copy.deepcopy(exact).float())
+    sem.__class__ = _FusedSimplicial
+    given = temperature
+    if temperature == "scalar":
+        temperature, given = 0.3, torch.tensor(0.3, device=DEVICE)
+    elif temperature == "rows":
+        temperature = torch.rand(rows, 1, 1).double() + 0.2
+        given = temperature.float().to(DEVICE)
+    x, x64 = twins(rows, features, dtype=dtype)
+    centred = sem.centred(x, given)
+    p64 = simplicial(by_view(exact, x64), vertices, temperature)
+    assert centred.dtype == dtype
+    # divided by a temperature below 1, logits grow and so does their rounding, which a softmax passes on
+    logits = max(1.0, 1 / torch.as_tensor(temperature).min().item())
+    close(centred, p64 - 1 / vertices, dtype, logits)
+    grad = torch.randn_like(centred)
+    centred.backward(grad)
+    p64.backward(grad.double().cpu())
+    close(x.grad, x64.grad, dtype, logits)
+    equal_gradients_and_statistics(sem.norm, exact, dtype, logits)
+
+
+@kernels
+def test_a_mean_far_from_zero_costs_the_gradient_nothing():
+    exact = batch_norm(16, 4).double()
+    norm = fused(copy.deepcopy(exact).float())
+    x, _ = twins(8, 16, 8, 8, dtype=torch.float32)
+    with torch.no_grad():
+        x += 30
+    x64 = x.detach().double().cpu().requires_grad_()
+    y, y64 = norm(x), by_view(exact, x64)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    y64.backward(grad.double().cpu())
+    for ours, right in ((y, y64), (x.grad, x64.grad), (norm.weight.grad, exact.weight.grad)):
+        assert (ours.double().cpu() - right).abs().max() < 1e-3 * right.abs().max()
+
+
+@kernels
+def test_a_layer_repeats_bit_for_bit_and_leaves_its_counters_at_zero():
+    x, _ = twins(4, 100, 12, 12, dtype=torch.float32)
+    residual, _ = twins(4, 100, 12, 12, dtype=torch.float32)
+    grad = torch.randn_like(x)
+    norm = fused(batch_norm(100, 4))
+    start = copy.deepcopy(norm.state_dict())
+    assert "arrived" not in start
+    found = []
+    for _ in range(3):
+        norm.load_state_dict(start)
+        norm.zero_grad()
+        inputs = [t.detach().clone().requires_grad_() for t in (x, residual)]
+        y = activate(norm, *inputs)
+        y.backward(grad)
+        assert norm.arrived.shape == (2,) and not norm.arrived.any()  # one of 64 channels, one of 36
+        gradients = [t.grad for t in (*inputs, norm.weight, norm.bias)]
+        found.append([y.detach(), *gradients, norm.running_mean.clone(), norm.running_var.clone()])
+    for again in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], again, strict=True))
+
+
+@kernels
+def test_layers_whose_calls_take_turns_do_not_meet():
+    """Forward of all before backward of any, and one layer's twice: each count is over before the next."""
+    exact = [batch_norm(channels, 4).double() for channels in (16, 100)]
+    norms = [fused(copy.deepcopy(norm).float()) for norm in exact]
+    assert norms[0].arrived.data_ptr() != norms[1].arrived.data_ptr()
+    calls = []
+    for which in (0, 1, 0):
+        x, x64 = twins(4, exact[which].num_features, 9, 9, dtype=torch.float32)
+        calls.append((x, x64, norms[which](x), by_view(exact[which], x64)))
+    for x, x64, y, y64 in calls:
+        grad = torch.randn_like(y)
+        y.backward(grad)
+        y64.backward(grad.double().cpu())
+        close(y, y64)
+        close(x.grad, x64.grad)
+    for norm, right in zip(norms, exact, strict=True):
+        close(norm.weight.grad, right.weight.grad)
+        close(norm.bias.grad, right.bias.grad)
+        close(norm.running_var, right.running_var)
+        assert not norm.arrived.any()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("name", ["sums", "gradient_sums"])
+def test_the_last_program_reads_what_the_others_have_stored(name):
+    """In the code for an H200, which takes none: store, wait, count, wait, and only then read, past L1."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from simplicia.engine import norm_kernels, norm_operators
+
+    kernel = getattr(norm_kernels, name)
+    sizes = {
+        "C": 128,
+        "R": 64,
+        "B": 64,
+        "P": norm_operators.AT_ONCE,
+        "VIEWS": 2,
+        "RELU": True,
+        "RESIDUAL": False,
+        "FORKED": False,
+    }
+    fixed = {key: sizes[key] for key in kernel.arg_names if key in sizes}
+    kinds = dict.fromkeys(("x", "y", "grad", "aside", "dresidual"), "*bf16") | {
+        "arrived": "*i32",
+        "batches": "*i64",
+    }
+    kinds |= {"ROWS": "i32", "CHUNK": "i32", "eps": "fp32", "momentum": "fp32"}
+    kinds |= dict.fromkeys(fixed, "constexpr")
+    signature = {key: kinds.get(key, "*fp32") for key in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    events = re.findall(r"bar\.sync|atom\.\S+|st\.global|ld\.global\.cg", compiled.asm["ptx"])
+    (count,) = (i for i, event in enumerate(events) if event.startswith("atom"))
+    assert events[count] == "atom.global.gpu.acq_rel.add.u32"
+    before, after = events[:count], events[count + 1 :]
+    assert before.count("st.global") == 2 and before[-1] == "bar.sync" and "ld.global.cg" not in before
+    assert after[:2] == ["bar.sync", "st.global"] and after.count("ld.global.cg") >= 8  # 0 to the counter
+
+
+@kernels
+def test_other_layouts_take_the_plain_way():
+    norm = batch_norm(6, 4)
+    plain = copy.deepcopy(norm).to(DEVICE)
+    normalise_by_view(holder := nn.Sequential(plain))
+    norm = fused(norm)
+    x = torch.randn(4, 6, 5, 5, device=DEVICE)
+    torch.testing.assert_close(activate(norm, x, x), F.relu(holder(x) + x))
+    torch.testing.assert_close(norm.eval()(x), holder.eval()(x))
+
+
+@kernels
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_method_trains_as_with_plain_layers(monkeypatch, compiled):
+    """Heads, residuals, shortcuts, simplices, joined; as one compiled graph, or not, with forked outputs."""
+    from simplicia.engine.norm import fuse
+
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its 10 bits would hide what is compared
+    torch.manual_seed(0)
+    encoder = encoders.create("tiny")
+    sem = bottlenecks.create("sem", encoder.out_features, simplices=16, vertices=5, temperature=0.5)
+    plain = methods.create("byol", encoder, sem, second_temperature=0.7, hidden=64).to(DEVICE)
+    plain.to(memory_format=torch.channels_last)
+    plain.joint = True
+    fast = copy.deepcopy(plain)
+    normalise_by_view(plain)
+    fuse(fast)
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    views = [torch.randn(4, 3, 16, 16, device=DEVICE).to(memory_format=torch.channels_last) for _ in "12"]
+    used = set()
+
+    def backend(graph, inputs):
+        used.update(str(node.target) for node in graph.graph.nodes if "simplicia" in str(node.target))
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    forked = []
+    for block in fast.online.encoder.blocks():
+        block.register_forward_hook(lambda block, x, y: forked.append(isinstance(y, tuple)))
+    if compiled:
+        one, two = plain(views), torch.compile(fast, fullgraph=True, backend=backend)(views)
+        assert {name.split(".")[1] for name in used} == {"view_statistics", "normalise", "batch_simplicial"}
+    else:
+        one, two = plain(views), fast(views)
+        assert forked == [True, True, False]
+    torch.testing.assert_close(one.loss, two.loss, rtol=1e-4, atol=1e-5)
+    assert one.missing == 0 and two.missing == fast.online.offset
+    whole = tuple(part + two.missing for part in two.embeddings)
+    torch.testing.assert_close(one.embeddings, whole, rtol=1e-3, atol=1e-4)
+    one.loss.backward()
+    two.loss.backward()
+    scale = max(p.grad.abs().max() for p in plain.parameters() if p.grad is not None)
+    for (key, p), q in zip(plain.named_parameters(), fast.named_parameters(), strict=True):
+        if p.grad is not None:
+            assert (p.grad - q[1].grad).abs().max() < 1e-3 * scale, key
+    assert not any(counters.any() for key, counters in fast.named_buffers() if key.endswith("arrived"))
+    for (key, a), b in zip(plain.state_dict().items(), fast.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
+    plain.eval(), fast.eval()
+    torch.testing.assert_close(plain.online(views[0]), fast.online(views[0]), rtol=1e-3, atol=1e-3)
+
+
+@kernels
+def test_the_relu_of_a_head_joins_its_norm():
+    from simplicia.engine.norm import fuse
+
+    torch.manual_seed(0)
+    head = mlp(12, 24, 6, layers=3).to(DEVICE)
+    plain = copy.deepcopy(head)
+    normalise_by_view(plain)
+    fuse(head)
+    assert not any(type(part) is nn.ReLU for part in head)
+    x = torch.randn(10, 12, device=DEVICE)
+    torch.testing.assert_close(head(x), plain(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(head.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+@kernels
+def test_the_operators_keep_their_promises():
+    """Schemas, shapes and strides without data, and autograd under a compiler, as PyTorch checks them."""
+    from simplicia.engine import norm_operators as norm
+
+    x = torch.randn(4, 8, 3, 3, device=DEVICE).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight, bias = (torch.rand(8, device=DEVICE).requires_grad_() for _ in "12")
+    running = torch.zeros(8, device=DEVICE), torch.ones(8, device=DEVICE), torch.tensor(0, device=DEVICE)
+    arrived = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    given = x.detach(), weight.detach(), bias.detach(), *running, arrived, 2, 1e-5, 0.1
+    torch.library.opcheck(norm.view_statistics, given)
+    table = norm.view_statistics(*given)
+    residual = torch.randn_like(x).requires_grad_()
+    torch.library.opcheck(norm.normalise, (x, weight, bias, table, arrived, residual, True))
+    torch.library.opcheck(norm.normalise, (x, weight, bias, table, arrived, None, False))
+    vectors = torch.randn(6, 8, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(norm.batch_simplicial, (vectors, weight, bias, table, None, 2.0, 4))
+
+
+@gpu
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape", [(512, 64, 32, 32), (512, 512, 4, 4), (64, 100, 7, 7)])
+def test_on_the_gpu_at_the_sizes_of_training(shape, residual):
+    on_the_gpu(shape, residual)
+
+
+@gpu
+def test_on_the_gpu_at_the_size_of_a_head():
+    on_the_gpu((512, 4096), residual=False)
+
+
+def on_the_gpu(shape, residual):
+    """Outputs, gradients and statistics against float64, and again the same bit for bit."""
+    exact = batch_norm(shape[1], len(shape)).to(DEVICE).double()
+    norm = fused(copy.deepcopy(exact).float())
+    x, _ = twins(*shape, dtype=torch.bfloat16)
+    x64 = x.detach().double().requires_grad_()
+    extra = torch.randn_like(x) if residual else None
+    y, y64 = activate(norm, x, extra), by_view(exact, x64)
+    y64 = F.relu(y64 if extra is None else y64 + extra)
+    grad = torch.randn_like(x)
+    grad[y64.detach().abs() < 2e-2] = 0  # there rounding decides on which side of 0 a value lies
+    y.backward(grad)
+    y64.backward(grad.double())
+    close(y, y64, torch.bfloat16)
+    close(x.grad, x64.grad, torch.bfloat16)
+    equal_gradients_and_statistics(norm, exact, torch.bfloat16)
+    first, dweight = x.grad.clone(), norm.weight.grad.clone()
+    for _ in range(3):  # sums in a fixed order, whichever program is the last
+        x.grad = norm.weight.grad = None
+        again = activate(norm, x, extra)
+        again.backward(grad)
+        assert torch.equal(again, y) and torch.equal(x.grad, first) and torch.equal(norm.weight.grad, dweight)
+    assert not norm.arrived.any()

@@ -1,0 +1,210 @@
+"""What is declared: the paper's experiments, its numbers, and runs that are shared where they are equal."""
+
+import dataclasses
+import inspect
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simplicia.errors import UserError
+from simplicia.evaluate.probe import preset
+from simplicia.experiments import EXPERIMENTS, get
+from simplicia.experiments.budget import MEASURED, OTHER_SECONDS, PROBE_SECONDS, budget, step_ms
+from simplicia.experiments.experiment import Cell, plan
+from simplicia.experiments.measures import MEASURES
+
+RESULTS = Path(__file__).parents[2] / "results"
+BEYOND = "dino-short centred speedrun"  # what the paper does not have
+NAMES = """table1 emb-scale hard-discretisation cost tau-pretrain tau-downstream L-sweep V-sweep entropy
+spectrum embedder-bn embedder-type role-of-pretraining encoder-scaling imagenet-scaling robustness transfer
+semi-supervised coherence bound"""
+CELLS = [(e, cell) for e in EXPERIMENTS.values() for cell in e.cells]
+TRAINED = [(e, cell) for e, cell in CELLS if cell.recipe is not None]
+
+
+def cell(experiment, name):
+    return next(c for c in get(experiment).cells if c.name == name)
+
+
+def test_every_table_and_figure_is_there():
+    assert sorted(EXPERIMENTS) == sorted(f"{NAMES} {BEYOND}".split())
+    assert all(c.ours and c.paper is None for name in BEYOND.split() for c in get(name).cells)
+    with pytest.raises(UserError, match="did you mean 'table1'"):
+        get("tabel1")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "numbers"),
+    [
+        (
+            "table1",
+            "65.8 69.5 69.3 71.0 70.7 73.9 70.7 73.0 64.6 67.7 66.8 69.2 68.5 71.4",
+        ),
+        ("hard-discretisation", "70.7 48.6 65.6 73.2 73.9"),
+        ("embedder-bn", "67.2 57.9 68.3 73.9"),
+        ("embedder-type", "63.0 73.9 65.0"),
+        ("role-of-pretraining", "74.2 69.8 72.3 77.3"),
+        ("cost", "70.7 73.9 73.3 74.3 77.4 76.6"),
+        ("imagenet-scaling", "71.9 74.1"),
+        ("robustness", "71.9 59.2 18.8 39.5 1.65 74.1 61.2 22.1 43.4 2.53"),
+        (
+            "transfer",
+            "74.2 74.7 91.8 93.5 74.9 78.6 60.9 62.1 72.2 71.9 88.9 91.5 "
+            "83.1 84.7 97.2 97.2 83.6 85.6 59.1 63.3 69.2 71.3 85.4 91.7",
+        ),
+        ("semi-supervised", "51.6 78.0 56.7 81.0 67.5 88.9 69.9 90.0"),
+    ],
+)
+def test_the_papers_numbers(experiment, numbers):
+    papers = [c.paper for c in get(experiment).cells if c.paper is not None]
+    found = itertools.chain(*(p.values() if isinstance(p, dict) else [p] for p in papers))
+    assert list(found) == [float(number) for number in numbers.split()]
+
+
+def test_what_a_cell_asks_of_its_measure_can_be_asked():
+    grid = {"cifar100": preset("cifar").temperatures, "imagenet": preset("imagenet").temperatures}
+    for experiment, c in CELLS:
+        inspect.signature(MEASURES[c.measure]).bind(None, **c.options)
+        wanted = c.options.get("temperature")
+        assert wanted in (None, *grid[experiment.data]), (experiment.name, c.name)
+    assert len({(e.name, c.name) for e, c in CELLS}) == len(CELLS)
+
+
+@pytest.mark.parametrize("data", ["cifar100", "cifar10", "shapes"])
+def test_equal_runs_share_a_folder_and_others_do_not(data):
+    seen = {}
+    for _, c in TRAINED:
+        found = plan(c, data, seed=3, epochs=20)
+        model = json.dumps(dataclasses.asdict(found.complete), sort_keys=True)
+        assert seen.setdefault(found.folder, model) == model, found.folder
+        assert len(found.folder.encode()) < 200
+    assert len(set(seen.values())) == len(seen)
+
+
+@given(
+    st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(2, 6)),
+    st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(2, 6)),
+)
+def test_seed_epochs_and_batch_make_another_run(one, other):
+    c = Cell("SEM")
+    assert (plan(c, "shapes", *one).folder == plan(c, "shapes", *other).folder) == (one == other)
+
+
+def test_experiments_share_table1s_runs():
+    folder = plan(cell("table1", "BYOL + SEM"), "cifar100").folder
+    for experiment, name in (
+        ("entropy", "tau_p=1"),
+        ("spectrum", "RN-18 SEM, L=5000"),
+        ("coherence", "BYOL + SEM"),
+        ("tau-downstream", "RN-18 L=5000"),
+        ("hard-discretisation", "BYOL + SEM, tau_d=0"),
+        ("hard-discretisation", "BYOL + SEM, tau_d=0.0001"),
+        ("hard-discretisation", "BYOL + SEM, tau_d=0.1"),
+        ("L-sweep", "L=5000, f_base"),
+        ("V-sweep", "V=13, f_SEM"),
+        ("embedder-bn", "BatchNorm, weight decay 1e-05"),
+        ("embedder-type", "linear"),
+        ("encoder-scaling", "RN-18 BYOL + SEM"),
+        ("cost", "resnet18 BYOL + SEM, accuracy"),
+        ("bound", "BYOL + SEM"),
+    ):
+        assert plan(cell(experiment, name), "cifar100").folder == folder, (experiment, name)
+
+
+def test_cells_may_have_budgets_of_their_own():
+    for name in ("DINO", "DINO + SEM"):  # the recipe's teacher: the run of Table 1
+        short = plan(cell("dino-short", f"{name}, as in Table 1"), "cifar100")
+        assert short.folder == plan(cell("table1", name), "cifar100", epochs=200).folder
+    assert {plan(c, "cifar100").complete.epochs for c in get("centred").cells} == {200}
+    assert not get("centred").own_budgets and not get("table1").own_budgets
+    speedrun = get("speedrun")
+    assert speedrun.own_budgets
+    assert {plan(c, "cifar100").complete.epochs for c in speedrun.cells} == {80, 100}
+    assert {plan(c, "cifar100", epochs=2).complete.epochs for c in speedrun.cells} == {2}
+    seconds = sum(step_ms(p) / 1000 * p.complete.epochs * 195 for p in map(speedrun.plan, speedrun.cells))
+    probes = 2 * PROBE_SECONDS["encoder"] + 4 * PROBE_SECONDS["sem"]
+    assert budget(speedrun).hours == pytest.approx((seconds + probes) / 3600)
+    short = sum(step_ms(speedrun.plan(c, 10)) / 1000 * 10 * 195 for c in speedrun.cells)
+    assert budget(speedrun, 10).hours == pytest.approx((short + probes) / 3600)
+
+
+def test_a_folder_of_images_is_data_too(tmp_path):
+    first, second = tmp_path / "a" / "photos", tmp_path / "b" / "photos"
+    plans = [plan(Cell("SEM", setting={"encoder": "resnet50"}), str(path)) for path in (first, second)]
+    assert {p.recipe for p in plans} == {"byol-sem"} and plans[0].complete.encoder == "auto"
+    assert plans[0].folder != plans[1].folder and "photos" in plans[0].folder
+
+
+def test_sets_without_recipes_of_their_own_have_runs_of_their_own():
+    folders = {data: plan(Cell("SEM"), data).folder for data in ("digits", "flowers102", "pets", "shapes")}
+    assert len(set(folders.values())) == 4 and all(data in folder for data, folder in folders.items())
+    assert folders["shapes"].count("shapes") == 1
+
+
+@pytest.mark.parametrize("data", ["imagenet", "cifar100", "shapes", "digits"])
+def test_imagenets_cells_have_imagenets_settings_on_any_data(data):
+    for experiment in (e for e in EXPERIMENTS.values() if e.data == "imagenet"):
+        for c in experiment.cells:
+            recipe = plan(c, data).complete
+            optim = recipe.optim
+            assert recipe.encoder.startswith("resnet50")
+            assert (optim.lr, optim.weight_decay, optim.eta) == (0.4, 1e-6, 0.001)
+            sem = recipe.sem
+            found = sem.simplices, sem.vertices, sem.temperature, sem.second_temperature
+            assert recipe.bottleneck == "none" or found == (5000, 21, 0.16, 0.04)
+            large = recipe.image_size, recipe.stem, recipe.batch_size, recipe.parts, recipe.views.blur
+            assert (large == (224, "imagenet", 4096, 16, (1.0, 0.1))) is (data == "imagenet")
+
+
+def test_imagenets_runs_are_those_of_its_recipes():
+    folders = {plan(c, "imagenet").folder for c in get("transfer").cells}
+    words = "200-epochs-batch-4096-seed-0"
+    assert folders == {f"imagenet-byol-{words}", f"imagenet-byol-sem-{words}"}
+    wide = {plan(c, "imagenet").folder for c in get("imagenet-scaling").cells}
+    assert folders < wide and f"imagenet-byol-{words}-encoder-resnet50x2" in wide
+
+
+def test_only_some_cells():
+    table1 = get("table1")
+    assert [c.name for c in table1.chosen(["byol"])] == ["BYOL", "BYOL + SEM"]
+    assert [c.name for c in table1.chosen(["=byol", "=MoCo + SEM"])] == ["MoCo + SEM", "BYOL"]
+    assert len(table1.chosen([])) == 14 and len(table1.chosen(["sem"])) == 7
+    with pytest.raises(UserError, match="no cell of table1 has boyl in its name; they are 'SimCLR'"):
+        table1.chosen(["boyl"])
+
+
+def test_budgets_come_from_measured_times():
+    rows = json.loads((RESULTS / "bench/step.json").read_text())
+    stored: dict[str, float] = {}
+    for row in rows:
+        if row["engine"] == "CapturedStep" and not row["changes"]:
+            stored.setdefault(
+                row["recipe"], round(row["ms_per_step"], 3)
+            )  # the first is alone in its process
+    assert stored == MEASURED and {row["device"] for row in rows} == {"NVIDIA H200"}
+    probes = json.loads((RESULTS / "bench/probe.json").read_text())
+    assert {row["layer"]: round(row["whole_seconds"]) for row in probes} == PROBE_SECONDS
+    for name, seconds in OTHER_SECONDS.items():
+        file = "bound" if name == "tradeoff" else name
+        rows = json.loads((RESULTS / f"paper/{file}.json").read_text())
+        assert seconds in {round(row["probe_seconds"]) for row in rows if row["epochs"] is not None}
+    found = budget(get("bound"), epochs=10)
+    assert found.runs == 1 and found.measured
+    assert found.hours == pytest.approx((11.221e-3 * 10 * 195 + 11) / 3600)
+    method = plan(cell("bound", "BYOL + SEM"), "cifar100").complete
+    with torch.device("meta"):
+        parameters = list(method.build().parameters())
+    floats = sum(p.numel() * (2 if p.requires_grad else 1) for p in parameters)  # with momentum
+    assert found.disk == pytest.approx(4 * floats / 1e9)
+    # what is estimated agrees with what was measured where both are known, and grows with the model
+    small, large = (plan(cell("table1", name), "cifar100") for name in ("BYOL", "BYOL + SEM"))
+    wide = plan(cell("encoder-scaling", "RN-50 x2 BYOL"), "cifar100")
+    assert step_ms(small) == 7.185 < step_ms(large) < step_ms(wide)
+    other = dataclasses.replace(large, changes={}, complete=dataclasses.replace(large.complete, log_every=51))
+    assert other.differs and step_ms(other) == pytest.approx(11.221)
+    assert budget(get("robustness")).hours is None and not budget(get("robustness")).measured

@@ -1,0 +1,264 @@
+"""Markdown from measured rows alone; the page in docs is what the generator makes of the files in results."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from simplicia import cli
+from simplicia.experiments import get
+from simplicia.experiments.tables import markdown, page
+
+ROOT = Path(__file__).parents[2]
+NUMBER = re.compile(r"\d[\d,]*\.\d+(?:e[+-]\d+)?")
+
+
+def row(**changes):
+    return {
+        "experiment": "table1",
+        "cell": "BYOL",
+        "pretrained_on": "cifar100",
+        "encoder": "resnet18",
+        "epochs": 200,
+        "batch_size": 256,
+        "seed": 0,
+        "accuracy": 61.26,
+        "standard_error": 0.49,
+        "paper": 70.7,
+        "protocol": "offline linear probe",
+        "probe": "cifar",
+        "seconds": 300.4,
+        "probe_seconds": 120.0,
+        "device": "a GPU",
+        **changes,
+    }
+
+
+def numbers(value):
+    """All numbers in a JSON value, also those within its texts."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from numbers(item)
+    elif isinstance(value, str):
+        yield from (float(text.replace(",", "")) for text in NUMBER.findall(value))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+
+
+def unfounded(text, known):
+    """Numbers with a decimal point that are no known number at that rounding."""
+    found = []
+    for word in set(NUMBER.findall(text)):
+        mantissa, e, _ = word.replace(",", "").partition("e")
+        places = len(mantissa.partition(".")[2])
+        form = f".{places}e" if e else f".{places}f"
+        if not any(f"{value:{form}}" == word.replace(",", "") for value in known):
+            found.append(word)
+    return found
+
+
+def test_the_papers_number_stands_beside_ours_under_the_budget():
+    sem = row(cell="BYOL + SEM", accuracy=64.0, paper=73.9, seconds=500.0, temperature=0.1)
+    text = markdown(get("table1"), [sem, row()])
+    assert text.splitlines()[:6] == [
+        "**Seven methods without and with SEM; offline linear probe, settings: cifar; encoder: resnet18; "
+        "pre-training: 200 epochs on cifar100, batch 256, a GPU, 300 to 500 s each; measuring: 120 s; "
+        "±: standard error of the test images.**",
+        "",
+        "| cell | paper, % | ours, % | temperature |",
+        "|---|---|---|---|",
+        "| BYOL | 70.7 | 61.3 ± 0.5 | - |",
+        "| BYOL + SEM | 73.9 | 64.0 ± 0.5 | 0.1 |",
+    ]
+
+
+def test_budgets_do_not_mix_and_seeds_are_told_apart():
+    rows = [row(epochs=10), row(), row(seed=1, accuracy=62.0), row(pretrained_on="shapes", paper=None)]
+    _, first, second, third = markdown(get("table1"), rows).split("\n**")
+    assert "| seed |" in first and "| BYOL | 70.7 | 62.0 ± 0.5 | 1 |" in first
+    assert first.endswith("| BYOL, mean of 2 seeds | 70.7 | 61.6 ± 0.5 | - |\n")
+    assert "standard error of the test images, of a mean the standard deviation of its seeds" in first
+    assert "standard error of the test images." in second
+    assert " 10 epochs" in second and "seed" not in second
+    assert "on shapes" in third and "paper" not in third
+
+
+def test_several_budgets_are_first_seen_side_by_side():
+    long, sem = row(accuracy=62.0, seed=1), row(cell="BYOL + SEM", paper=73.9, epochs=10, accuracy=50.0)
+    failed = row(cell="BYOL + SEM", failed="no", accuracy=None)
+    rows = [row(epochs=10, accuracy=48.9), sem, failed, row(), long]
+    assert markdown(get("table1"), rows, "r.json").splitlines()[:6] == [
+        "**Seven methods without and with SEM, by epochs of pre-training on cifar100; "
+        "offline linear probe, settings: cifar; in percent; of several seeds the mean.**",
+        "",
+        "| cell | 10 epochs | 200 epochs | paper, 1000 epochs |",
+        "|---|---|---|---|",
+        "| [BYOL](r.json) | 48.9 | 61.6 | 70.7 |",
+        "| [BYOL + SEM](r.json) | 50.0 | - | 73.9 |",
+    ]
+    assert "in percent.**" in markdown(get("table1"), [row(), row(epochs=10)])
+
+
+def test_cells_with_budgets_of_their_own_share_a_table(tmp_path):
+    common = {"experiment": "speedrun", "paper": None}
+    long = row(**common, cell="VICReg", epochs=100, seconds=120.0)
+    short = row(**common, cell="Barlow Twins", epochs=80, seconds=90.4, probe_seconds=None)
+    text = markdown(get("speedrun"), [long, short])
+    assert text.count("| cell |") == 1 and "80 to 100 epochs on cifar100" in text
+    assert "| Barlow Twins | 61.3 ± 0.5 | 80 | 90 |" in text
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "speedrun.json").write_text(json.dumps([long, short]))
+    assert "speedrun (4 of 6 cells)." in page(tmp_path, tmp_path / "page.md")
+
+
+def test_a_note_that_all_rows_have_is_said_once():
+    noted = row(note="on a shared GPU")
+    alike = markdown(get("table1"), [noted, noted | {"cell": "BYOL + SEM"}])
+    assert alike.count("on a shared GPU") == 1 and "; on a shared GPU.**\n" in alike
+    assert "| on a shared GPU |" in markdown(get("table1"), [noted, row(cell="BYOL + SEM")])
+
+
+def test_what_the_paper_only_draws_and_what_diverged_are_said():
+    curve = row(experiment="emb-scale", cell="SEM, L=10", paper=None)
+    assert "| SEM, L=10 | figure only | 61.3 ± 0.5 |" in markdown(get("emb-scale"), [curve])
+    own = row(experiment="tau-downstream", cell="RN-18 L=5000, tau_d=1", paper=None)
+    assert "| RN-18 L=5000, tau_d=1 | not in the paper | 61.3 ± 0.5 |" in markdown(
+        get("tau-downstream"), [own]
+    )
+    failed = row(failed="the loss became nan", protocol="diverged", accuracy=None)
+    assert "| BYOL | 70.7 | diverged |" in markdown(get("table1"), [failed])
+    assert "| BYOL | 70.7 | failed |" in markdown(get("table1"), [failed | {"protocol": "failed"}])
+
+
+def test_names_of_others_cannot_break_the_page():
+    text = markdown(get("table1"), [row(cell="a | b <script>[x](y)", device="x\n\n# y")], "r.json")
+    assert "[a \\| b &lt;script>\\[x\\](y)](r.json)" in text and "\n# y" not in text
+
+
+def test_a_page_with_nothing_says_so(tmp_path, capsys):
+    target = tmp_path / "docs" / "results.md"
+    words = ["reproduce", "--results", str(tmp_path / "results"), "--page", str(target)]
+    assert cli.main(words) == 2 and "there is no folder of results" in capsys.readouterr().err
+    assert not target.exists()
+    (tmp_path / "results").mkdir()
+    assert cli.main(words) == 0 and "written to" in capsys.readouterr().out
+    assert target.read_text().count("Nothing has been measured yet.") == 2
+
+
+def test_a_page_keeps_the_papers_rules_and_others_apart(tmp_path):
+    results, target = tmp_path / "results", tmp_path / "docs" / "results.md"
+    for folder, accuracy in (("paper", 61.26), ("other", 33.33)):
+        (results / folder).mkdir(parents=True)
+        (results / folder / "table1.json").write_text(json.dumps([row(accuracy=accuracy)]))
+    (results / "paper" / "table1.md").write_text("A note: 61.3 % is what it is.\n")
+    text = page(results, target)
+    first, second = text.split("## On other data, or by other rules")
+    assert "[BYOL](../results/paper/table1.json) | 70.7 | 61.3" in first and "A note: 61.3 %" in first
+    assert "### Not measured yet\n\ntable1 (13 of 14 cells at 200 epochs), emb-scale, " in first
+    for words in ("padding 1", "p - 1/V", "at every step"):
+        assert words in first
+    assert "[BYOL](../results/other/table1.json) | 70.7 | 33.3" in second and "A note" not in second
+
+
+def test_what_is_missing_is_told_of_the_budget_that_most_cells_have(tmp_path):
+    target = tmp_path / "a page" / "results.md"
+    (tmp_path / "my results" / "paper").mkdir(parents=True)
+    failed = row(cell="MoCo", epochs=500, failed="no", accuracy=None)
+    rows = [row(), row(cell="BYOL + SEM"), row(cell="SimCLR", epochs=400), failed]
+    (tmp_path / "my results" / "paper" / "table1.json").write_text(json.dumps(rows))
+    text = page(tmp_path / "my results", target)
+    assert "table1 (12 of 14 cells at 200 epochs), " in text
+    assert "[BYOL](../my%20results/paper/table1.json)" in text
+
+
+def test_damaged_results_are_one_line(tmp_path, capsys):
+    (tmp_path / "paper").mkdir()
+    words = ["reproduce", "--results", str(tmp_path), "--page", str(tmp_path / "page.md")]
+    file = tmp_path / "paper" / "table1.json"
+    file.write_text(json.dumps([row(accuracy=[1])]))
+    assert cli.main(words) == 2
+    assert "table1.json is damaged: accuracy of object 1 is '[1]'" in capsys.readouterr().err
+    file.write_text(json.dumps([row()]))
+    file.with_suffix(".md").write_bytes(b"\xff")
+    assert cli.main(words) == 2 and "table1.md cannot be read as text" in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
+
+
+@pytest.mark.parametrize(("text", "wrong"), [("61.3 and 0.5", []), ("61.2", ["61.2"]), ("6.1e+01", [])])
+def test_the_check_of_numbers_finds_what_was_never_measured(text, wrong):
+    assert unfounded(text, list(numbers([row()]))) == wrong
+
+
+def test_the_page_in_docs_is_what_the_results_give():
+    target = ROOT / "docs" / "results.md"
+    assert page(ROOT / "results", target) == target.read_text(encoding="utf-8"), (
+        "run: simplicia reproduce --page docs/results.md"
+    )
+
+
+def test_every_number_of_the_page_was_measured():
+    files = [json.loads(path.read_text()) for path in (ROOT / "results").rglob("*.json")]
+    seeds = [
+        found
+        for folder in ("paper", "other")
+        for path in (ROOT / "results" / folder).glob("*.json")
+        for derived in (over_seeds, added_by_sem)
+        for found in derived(json.loads(path.read_text()))
+    ]
+    assert unfounded((ROOT / "docs/results.md").read_text(), {*numbers(files), *seeds}) == []
+
+
+def added_by_sem(rows):
+    """Differences of rows that differ in SEM alone, each and their mean, with the errors of one seed."""
+    rows = [row for row in rows if row.get("accuracy") is not None]
+    keys = "pretrained_on", "batch_size", "protocol", "probe", "epochs"
+    groups = {}
+    for a in rows:
+        for b in rows:
+            name, *rest = a["cell"].split(", ")
+            pair = ", ".join([f"{name} + SEM", *rest]) == b["cell"]
+            if pair and all(a.get(k) == b.get(k) for k in (*keys, "seed")):
+                groups.setdefault((b["cell"], *(b.get(k) for k in keys)), []).append((a, b))
+    for pairs in groups.values():
+        found = [b["accuracy"] - a["accuracy"] for a, b in pairs]
+        yield from (*found, sum(found) / len(found))
+        errors = [(a["standard_error"] ** 2 + b["standard_error"] ** 2) ** 0.5 for a, b in pairs]
+        yield sum(errors) / len(errors)
+        a, b = pairs[0]
+        if a.get("paper") is not None:
+            yield b["paper"] - a["paper"]
+
+
+def test_what_sem_adds():
+    sem = {"cell": "BYOL + SEM", "paper": 73.9, "accuracy": 63.0}
+    text = markdown(get("table1"), [row(), row(**sem), row(cell="MoCo"), row(**sem, epochs=100)])
+    overview, added, *_ = text.split("\n\n**")
+    assert "by epochs" in overview and added.startswith("Seven methods without and with SEM: what SEM adds")
+    assert text.count("± 0.7") == 1 and "| BYOL + SEM | 200 | +1.7 ± 0.7 | +3.2 | 0: +1.7 |" in text
+    second = [row(seed=1, accuracy=62.0), row(**sem | {"accuracy": 62.4}, seed=1), row(seed=2)]
+    text = markdown(get("table1"), [row(), row(**sem), *second])
+    assert "| BYOL + SEM | 200 | +1.1 ± 0.7 | +3.2 | 0: +1.7, 1: +0.4 |" in text
+    other = {"pretrained_on": "shapes", "paper": None}
+    assert "| +1.7 ± 0.7 | - | 0: +1.7 |" in markdown(get("table1"), [row(**other), row(**sem | other)])
+    assert "adds" not in markdown(get("table1"), [row(), row(**sem, epochs=100)])
+
+
+def over_seeds(rows):
+    """Means and standard deviations of the accuracies of rows that differ in their seed alone."""
+    keys = "cell", "pretrained_on", "epochs", "batch_size", "device", "protocol", "probe"
+    cells = {}
+    for row in rows:
+        if row.get("accuracy") is not None:
+            cells.setdefault(tuple(row.get(key) for key in keys), []).append(row["accuracy"])
+    for found in (found for found in cells.values() if len(found) > 1):
+        mean = sum(found) / len(found)
+        yield mean
+        yield (sum((x - mean) ** 2 for x in found) / (len(found) - 1)) ** 0.5
+
+
+def test_means_of_seeds_can_be_checked():
+    rows = [row(), row(seed=1, accuracy=62.0)]
+    text = markdown(get("table1"), rows)
+    assert unfounded(text, set(numbers(rows))) == ["61.6"]
+    assert unfounded(text, {*numbers(rows), *over_seeds(rows)}) == []
