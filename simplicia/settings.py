@@ -77,9 +77,8 @@ class Option(NamedTuple):
 
 def options_of(source: Any, skip: int = 0) -> dict[str, Option]:
     """The settings of a dataclass, or the keyword parameters of a callable after the first ``skip``."""
-    target: Any = source
-    if isinstance(source, type) and not dataclasses.is_dataclass(source):
-        target = vars(source)["__init__"] if "__init__" in vars(source) else source.__init__  # type: ignore[misc]
+    is_class = isinstance(source, type) and not dataclasses.is_dataclass(source)
+    target: Any = source.__init__ if is_class else source
     hints = typing.get_type_hints(target, include_extras=True)
     if dataclasses.is_dataclass(source):
         defaults = {f.name: _default(f) for f in dataclasses.fields(source)}

@@ -106,7 +106,7 @@ def independent(
 
     Fitted to ``rows`` of them; time grows with the square of the number of components.
     """
-    from simplicia.analyze.ica import ica
+    from simplicia.analyze.independent_components import ica
 
     some = features[:: math.ceil(len(features) / rows)].double().cpu()  # they may lie sorted by class
     rank = int(torch.linalg.matrix_rank(some - some.mean(0)))

@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplicia.analyze import class_coherence as coherence
-from simplicia.analyze import coherence_graph
+from simplicia.analyze import coherence, coherence_graph
 from simplicia.analyze.class_coherence import coherence_curve, components, top_features, write_graphml
 
 TWO_PAIRS = [0, 0, 1, 1]  # classes 0 and 1 belong together, and so do 2 and 3
@@ -147,6 +146,6 @@ def test_the_names_are_functions_whatever_was_imported():
     import simplicia.analyze.class_coherence
     import simplicia.analyze.covariance_spectrum
 
-    assert callable(simplicia.analyze.class_coherence) and callable(simplicia.analyze.covariance_spectrum)
+    assert callable(simplicia.analyze.coherence) and callable(simplicia.analyze.spectrum)
     with pytest.raises(AttributeError, match="coherent"):
         _ = simplicia.analyze.coherent

@@ -43,7 +43,7 @@ def test_a_network_counted_by_hand(blocks):
     sem = bottlenecks.create("sem", 6, simplices=4, vertices=5, blocks=blocks)
     method = methods.create("byol", _Encoder(), sem, hidden=8, out=2)
     before = {name: value.clone() for name, value in method.state_dict().items()}
-    found = simplicia.analyze.model_cost(method, image_size=10)
+    found = simplicia.analyze.cost(method, image_size=10)
     convolution = 3 * 6 * 3 * 3  # weights; it gives 5 x 5 maps
     assert vars(found.parts["encoder"]) == {
         "parameters": convolution,
@@ -72,7 +72,7 @@ def test_a_network_counted_by_hand(blocks):
 
 
 def test_memory_is_weights_and_two_tensors_of_each_activation():
-    found = simplicia.analyze.model_cost(
+    found = simplicia.analyze.cost(
         methods.create("simclr", _Encoder(), bottlenecks.create("none", 6), hidden=8, out=2), 10
     )
     assert found.target_parameters == 0
@@ -110,7 +110,7 @@ def test_smaller_views_cost_less_and_need_the_same_weights():
 def test_a_vector_quantisers_distances_are_counted():
     encoder = encoders.create("tiny")
     vq = bottlenecks.create("vq", 128, simplices=4, vertices=8, dimensions=3)
-    found = simplicia.analyze.model_cost(methods.create("simclr", encoder, vq, hidden=8, out=2), 16)
+    found = simplicia.analyze.cost(methods.create("simclr", encoder, vq, hidden=8, out=2), 16)
     assert found.parts["bottleneck"].flops == 128 * 12 + 4 * 8 * 3
 
 

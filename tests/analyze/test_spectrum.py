@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from simplicia.analyze import covariance_spectrum as spectrum
-from simplicia.analyze import effective_rank
+from simplicia.analyze import effective_rank, spectrum
 from simplicia.train import health
 
 

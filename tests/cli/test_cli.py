@@ -251,7 +251,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 
 def test_numbers_that_do_not_fit_the_disk_leave_those_that_were_there(tmp_path):
     (tmp_path / "bound.json").write_text("before")
-    words = [sys.executable, "-m", "simplicia.cli", "bound", "--json", "bound.json"]
+    words = [sys.executable, "-m", "simplicia", "bound", "--json", "bound.json"]
     done = subprocess.run(
         ["bash", "-c", f"ulimit -f 0 && exec {shlex.join(words)}"],
         cwd=tmp_path,

@@ -284,7 +284,7 @@ def test_killed_it_goes_on_where_it_was(place, tmp_path, monkeypatch, capsys):
     (run,) = (tmp_path / "runs").glob("[!.]*")
     assert [path.name for path in (run / "checkpoint").iterdir()] == ["step-000000004"]
     log, deadline = (run / "log.jsonl").stat().st_ino, time.monotonic() + 120
-    process = subprocess.Popen([sys.executable, "-m", "simplicia.cli", *words], stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-m", "simplicia", *words], stderr=subprocess.PIPE)
     while (run / "log.jsonl").stat().st_ino == log and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)  # a training that begins writes its log anew
     process.kill()

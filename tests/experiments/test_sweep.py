@@ -161,7 +161,7 @@ def command(folder, out, *words):
     small = [f"--{k}={v}" for k, v in SMALL.items() if k != "options"]
     heads = ["--byol.hidden=16", "--byol.out=8", "--probe-epochs=2", "--downstream-temperatures", "0", "1"]
     verb = ["sweep", "byol-sem", "--data", str(folder), "--out", str(out), "--device", "cpu", "--quiet"]
-    return [sys.executable, "-m", "simplicia.cli", *verb, *small, *heads, *words]
+    return [sys.executable, "-m", "simplicia", *verb, *small, *heads, *words]
 
 
 def test_a_killed_sweep_goes_on_and_is_the_sweep_that_was_not_killed(folder, quick, tmp_path):
@@ -183,7 +183,7 @@ def test_a_killed_sweep_goes_on_and_is_the_sweep_that_was_not_killed(folder, qui
     done = {
         p: p.stat().st_mtime_ns for t in ("0000", "0001") for p in (out / f"trial-{t}/checkpoint").glob("*")
     }
-    resumed = [sys.executable, "-m", "simplicia.cli", "sweep", "byol-sem", "--out", str(out), "--resume"]
+    resumed = [sys.executable, "-m", "simplicia", "sweep", "byol-sem", "--out", str(out), "--resume"]
     finished = subprocess.run(
         [*resumed, "--quiet", "--trials", "12", "--device", "cpu"],
         capture_output=True,

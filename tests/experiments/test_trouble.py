@@ -255,7 +255,7 @@ def test_the_same_command_twice_at_once_shares_the_work(trained, tmp_path):
     words = ["reproduce", "table1", "--only", "byol", "--data", str(trained / "images"), "--epochs", "2"]
     words += ["--batch-size", "30", "--probe-epochs", "2"]
     words += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
-    command = [sys.executable, "-m", "simplicia.cli", *words]
+    command = [sys.executable, "-m", "simplicia", *words]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in "12"]
     told = [process.communicate(timeout=240)[0].decode() for process in both]
     assert {process.returncode for process in both} <= {0, 75}, told

@@ -123,7 +123,7 @@ def test_parts_in_two_processes_are_parts_in_one(tmp_path):
         words += ["--image-size", 16, "--encoder", "tiny", "--stem", "small", "--byol.hidden", 32]
         words += ["--optim.warmup-epochs", 0, "--views.jitter", 0, "--views.grey", 0, "--views.flip", 0]
         words += ["--views.solarise", 0, 0, "--views.crop-scale", 1, 1, "--views.crop-ratio", 1, 1]
-        command = [sys.executable, "-m", "simplicia.cli", *map(str, words)]
+        command = [sys.executable, "-m", "simplicia", *map(str, words)]
         done = subprocess.run(
             command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )

@@ -118,7 +118,7 @@ def test_randomness_is_a_function_of_seed_and_step(folder, tmp_path):
 
 
 def command(*words):
-    return [sys.executable, "-m", "simplicia.cli", *map(str, words)]
+    return [sys.executable, "-m", "simplicia", *map(str, words)]
 
 
 def pretrain_command(folder, out, *words):
