@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from simplicia.data import datasets
-from simplicia.data.views import Views
+from simplicia.data.augmentation import Views
 from simplicia.provenance import commit, versions
 from simplicia.train import recipes
 from simplicia.train.recipes import TABLE

@@ -26,7 +26,7 @@ def torchvision_views(images: torch.Tensor, size: int) -> None:
     view = v2.Compose(
         [
             v2.RandomResizedCrop(size, STRONG.crop_scale, STRONG.crop_ratio, v2.InterpolationMode.BICUBIC),
-            v2.RandomApply([jitter], STRONG.jitter),
+            v2.RandomApply([jitter], STRONG.jitter_prob),
             v2.RandomGrayscale(STRONG.grey),
             v2.RandomApply([v2.GaussianBlur(kernel, STRONG.blur_sigma)], STRONG.blur[0]),
             v2.RandomSolarize(128, STRONG.solarise[0]),
@@ -46,7 +46,7 @@ def kornia_views(images: torch.Tensor, size: int):
     jitter = (STRONG.brightness, STRONG.contrast, STRONG.saturation, STRONG.hue)
     view = K.AugmentationSequential(
         K.RandomResizedCrop((size, size), STRONG.crop_scale, STRONG.crop_ratio, resample="bicubic"),
-        K.ColorJitter(*jitter, p=STRONG.jitter),
+        K.ColorJitter(*jitter, p=STRONG.jitter_prob),
         K.RandomGrayscale(p=STRONG.grey),
         K.RandomGaussianBlur((kernel, kernel), STRONG.blur_sigma, p=STRONG.blur[0]),
         K.RandomSolarize(p=STRONG.solarise[0]),

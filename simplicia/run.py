@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from simplicia.bottlenecks import VectorQuantised
-from simplicia.data.views import eval_view, squares
+from simplicia.data.image_ops import center_crop, eval_view
 from simplicia.errors import UserError, unknown
 from simplicia.files import atomic_write
 from simplicia.methods import Method
@@ -143,7 +143,7 @@ class Run:
 
         Whole ones, or, where the run stores larger ones, their middle.
         """
-        stored = squares(as_images(images, self.recipe.stored).to(self.device), self.recipe.stored)
+        stored = center_crop(as_images(images, self.recipe.stored).to(self.device), self.recipe.stored)
         return eval_view(stored, self.recipe.image_size, self.state["mean"], self.state["std"])
 
     def write_result(self, name: str, result: dict[str, Any], path: str | Path | None = None) -> Path:
@@ -242,7 +242,7 @@ def _tensor(image: Any) -> Tensor:
 
 def _read(image: Any, size: int) -> Tensor:
     """A path or a PIL image as (3, size, size) uint8."""
-    from simplicia.data.pictures import decode, upright_square
+    from simplicia.data.image_files import decode, upright_square
 
     opened = hasattr(image, "convert")
     if not opened and not isinstance(image, str | Path):

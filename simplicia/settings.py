@@ -65,7 +65,9 @@ class Option(NamedTuple):
         return found
 
     def check(self, value: Any, path: str) -> None:
-        """A UserError if a number is out of range; of several numbers, each is checked."""
+        """A UserError if a choice is unknown or a number is out of range; each of several is checked."""
+        if typing.get_origin(self.type) is Literal:
+            convert(value, self.type, path)
         for number in value if isinstance(value, tuple | list) else [value]:
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue

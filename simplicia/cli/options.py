@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from simplicia.errors import UserError
+from simplicia.settings import options_of
 
 _BESIDE = re.compile(r"^ +(\w+): .*\S  # (.+)$", re.MULTILINE)
 
@@ -48,6 +49,7 @@ def add_settings(
 
     def add(group: Any, values: Any, prefix: str) -> None:
         hints, said = typing.get_type_hints(type(values)), remarks(type(values))
+        options = options_of(type(values))
         for field in dataclasses.fields(values):
             value, path = getattr(values, field.name), f"{prefix}{field.name}"
             if path in skip:
@@ -60,9 +62,13 @@ def add_settings(
             words: dict[str, Any] = {"dest": path, "nargs": "+" if several else None, "metavar": _kind(hint)}
             shown = " ".join(map(str, value)) if several else value
             flag = f"--{path.replace('_', '-')}"
-            group.add_argument(flag, **words, help=described(said.get(field.name), shown))
-            if flag != f"--{path}":  # as the recipe's file has it
-                group.add_argument(f"--{path}", **words, help=argparse.SUPPRESS)
+            group.add_argument(
+                flag, **words, help=described(options[field.name].help or said.get(field.name), shown)
+            )
+            former = options[field.name].formerly
+            for alias in (field.name, former, former and former.replace("_", "-")):  # as the YAML file has it
+                if alias and f"--{prefix}{alias}" not in parser._option_string_actions:
+                    group.add_argument(f"--{prefix}{alias}", **words, help=argparse.SUPPRESS)
             setters[path] = path
 
     add(parser.add_argument_group("settings"), settings, "")

@@ -1,5 +1,5 @@
 """Images: data sets by name or folder, batches on the device, and random views of them."""
 
-from simplicia.data import datasets, views
+from simplicia.data import augmentation, datasets
 
-__all__ = ["datasets", "views"]
+__all__ = ["augmentation", "datasets"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simplicia.data.views import centre_squares
+from simplicia.data.image_ops import center_crop_squeezed
 from simplicia.errors import UserError, unknown
 
 MEMORY = "memory"  # what the data of a run are called that was given its images from Python
@@ -36,7 +36,7 @@ class ImageSet:
     classes: tuple[str, ...] = ()
     superclass: Tensor | None = None  # (len(classes),) int64: the superclass of each class
     superclasses: tuple[str, ...] = ()
-    aspects: Tensor | None = None  # (N,) float32: width / height, if images are whole pictures made square
+    aspect_ratios: Tensor | None = None  # (N,) float32: width / height before images were squeezed
     files: tuple[str, ...] = ()  # of a folder: the path of each image, relative to the folder
     skipped: tuple[tuple[str, str], ...] = ()  # of a folder: (path, reason) of what could not be read
     source: str = ""  # of a folder of one's own: where it is
@@ -65,11 +65,11 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
-    def squares(self) -> "ImageSet":
-        """The set with the centre squares of its pictures, as far as they are whole."""
-        if self.aspects is None:
+    def center_cropped(self) -> "ImageSet":
+        """The set with images that were squeezed to squares cropped to their center instead."""
+        if self.aspect_ratios is None:
             return self
-        return replace(self, images=centre_squares(self.images, self.aspects), aspects=None)
+        return replace(self, images=center_crop_squeezed(self.images, self.aspect_ratios), aspect_ratios=None)
 
     def statistics(self) -> tuple[Triple, Triple]:
         """Mean and standard deviation of each channel, in 0..1; the latter at least 1/255, to divide by."""
@@ -140,14 +140,14 @@ def load(
     download: bool = False,
     size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    whole: bool = False,
+    keep_aspect: bool = False,
 ) -> ImageSet:
     """The "train" or "test" images of a data set with a name, or of a folder.
 
     `data_dir` (else the environment variable SIMPLICIA_DATA) is where standard sets lie; cifar10 and cifar100
     go there with `download`. `size` is the side to which images that are files are brought; `progress(done,
-    total)` is called while they are read. Of files the centre square is taken, or, if `whole`, all that is in
-    the picture, squeezed into a square.
+    total)` is called while they are read. Files are center-cropped to squares; with
+    `keep_aspect` they are squeezed to squares, and `aspect_ratios` undoes that when views are cut.
     """
     from simplicia.data import cifar, folder, imagenet, transfer_sets
     from simplicia.data.shapes import shapes
@@ -160,7 +160,7 @@ def load(
     if name not in names():
         path = Path(name).expanduser()
         if path.is_dir():
-            return folder.load(path, split, size, progress, whole)
+            return folder.load(path, split, size, progress, keep_aspect)
         if path.exists():
             raise UserError(f"{name!r} is a file; a data set is a folder of images or one of {_listed()}")
         if "/" in name or os.sep in name:
@@ -171,11 +171,11 @@ def load(
         raise unknown("data set", name, names())
     data_dir = data_dir or os.environ.get("SIMPLICIA_DATA")
     if name in transfer_sets.SETS:
-        found = transfer_sets.load(name, split, data_dir, size, progress, whole)
+        found = transfer_sets.load(name, split, data_dir, size, progress, keep_aspect)
         assert found is not None  # only val may be missing
         return found
     if name in imagenet.PLACES:
-        return imagenet.load(name, split, data_dir, size, progress, whole)
+        return imagenet.load(name, split, data_dir, size, progress, keep_aspect)
     if size not in (None, 32):
         raise UserError(f"size {size} is for folders of images; the images of {name} are 32 pixels wide")
     if name == "digits":
@@ -233,7 +233,7 @@ def part(images: ImageSet, indices: Tensor) -> ImageSet:
         images,
         images=images.images[indices],
         labels=None if images.labels is None else images.labels[indices],
-        aspects=None if images.aspects is None else images.aspects[indices],
+        aspect_ratios=None if images.aspect_ratios is None else images.aspect_ratios[indices],
         files=tuple(images.files[i] for i in indices.tolist()) if images.files else (),
     )
 

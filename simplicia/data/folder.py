@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from simplicia.data.datasets import ImageSet, held_out
-from simplicia.data.decoded import Contents, digest, kept
-from simplicia.data.pictures import opened, picture
+from simplicia.data.decoded_cache import Contents, digest, kept
+from simplicia.data.image_files import opened, picture
 from simplicia.errors import UserError
 
 EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -47,7 +47,7 @@ def load(
     split: str,
     size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    whole: bool = False,
+    keep_aspect: bool = False,
     tests: tuple[str, ...] = TEST_FOLDERS,
 ) -> ImageSet:
     """The images of a folder, `size` pixels wide (None: as suits them); `layout` says what a split is.
@@ -74,7 +74,7 @@ def load(
     if not files:
         raise UserError(f"{str(folder)!r} has no class of two images or more, so none is left for {split}")
 
-    images, found = decode_all(files, size, progress, whole)
+    images, found = decode_all(files, size, progress, keep_aspect)
     if not found.readable:
         path, reason = found.skipped[0]
         raise UserError(f"none of the {len(files)} images can be read, such as {str(path)!r}: {reason}")
@@ -92,7 +92,7 @@ def load(
         images=images,
         labels=labels,
         classes=tuple(names),
-        aspects=torch.tensor(found.aspects) if whole else None,
+        aspect_ratios=torch.tensor(found.aspect_ratios) if keep_aspect else None,
         files=tuple(files[i].relative_to(folder).as_posix() for i in found.readable),
         skipped=tuple((path.relative_to(folder).as_posix(), reason) for path, reason in skipped),
     )
@@ -239,7 +239,7 @@ def decode_all(
     files: list[Path],
     size: int,
     progress: Callable[[int, int], None] | None = None,
-    whole: bool = False,
+    keep_aspect: bool = False,
 ) -> tuple[torch.Tensor, Contents]:
     """The images that can be read, which ones they are, and what is wrong with the others."""
     from PIL import UnidentifiedImageError
@@ -247,7 +247,7 @@ def decode_all(
     def attempt(path: Path) -> tuple[np.ndarray, float] | tuple[str, bool]:
         """The image and its aspect, or what is wrong, and whether with the file itself."""
         try:
-            return picture(path, size, whole)
+            return picture(path, size, keep_aspect)
         except UnidentifiedImageError:
             return "not an image of a known format", True
         except Exception as error:  # Pillow raises nearly every exception there is
@@ -265,7 +265,7 @@ def decode_all(
                 else:
                     images[len(found.readable)] = result.transpose(2, 0, 1)
                     found.readable.append(i)
-                    found.aspects.append(more)
+                    found.aspect_ratios.append(more)
                 if progress is not None:
                     progress(i + 1, len(files))
         finally:
@@ -273,7 +273,7 @@ def decode_all(
         return found
 
     if place := os.environ.get("SIMPLICIA_CACHE"):
-        images, found = kept(Path(place).expanduser(), files, size, fill, whole)
+        images, found = kept(Path(place).expanduser(), files, size, fill, keep_aspect)
     else:
         _check_memory(len(files), size)
         images = np.empty((len(files), 3, size, size), dtype=np.uint8)

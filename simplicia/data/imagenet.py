@@ -32,7 +32,7 @@ def load(
     data_dir: str | os.PathLike[str] | None,
     size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    whole: bool = False,
+    keep_aspect: bool = False,
 ) -> ImageSet:
     """The train images, or as test images those of val."""
     place = root(name, data_dir)
@@ -41,7 +41,7 @@ def load(
         raise UserError(
             f"{name} needs the folder {str(place / 'val')!r} beside train; there is none with images"
         )
-    found = folder.load(place, split, size, progress, whole, folder.VAL_FOLDERS)
+    found = folder.load(place, split, size, progress, keep_aspect, folder.VAL_FOLDERS)
     if found.labels is None:
         where = place / ("train" if split == "train" else "val")
         raise UserError(

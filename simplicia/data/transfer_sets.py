@@ -74,20 +74,20 @@ def load(
     data_dir: str | os.PathLike[str] | None,
     size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-    whole: bool = False,
+    keep_aspect: bool = False,
 ) -> ImageSet | None:
     """The train, val or test images of a set; None if it has no val split."""
     _, reader, splits, mark = SETS[name]
     place = root(name, data_dir)
     if (place / "train").is_dir() and (place / "test").is_dir():
-        return _plain(name, place, split, size, whole)
+        return _plain(name, place, split, size, keep_aspect)
     if split not in splits:
         return None
     listed = _listed(name, reader, place, split, mark)
     train = listed if split == "train" else _listed(name, reader, place, "train", mark)
     size = size or folder.suitable_size([path for path, _ in train])
     classes = sorted({c for _, c in train + listed})
-    images, found = folder.decode_all([path for path, _ in listed], size, progress, whole)
+    images, found = folder.decode_all([path for path, _ in listed], size, progress, keep_aspect)
     if not found.readable:
         path, reason = found.skipped[0]
         raise UserError(f"no image of {name} can be read, such as {str(path)!r}: {reason}")
@@ -97,7 +97,7 @@ def load(
         images=images,
         labels=torch.tensor([number[listed[i][1]] for i in found.readable]),
         classes=tuple(classes),
-        aspects=torch.tensor(found.aspects) if whole else None,
+        aspect_ratios=torch.tensor(found.aspect_ratios) if keep_aspect else None,
         files=tuple(listed[i][0].relative_to(place).as_posix() for i in found.readable),
         skipped=tuple((path.relative_to(place).as_posix(), reason) for path, reason in found.skipped),
     )
@@ -114,11 +114,13 @@ def root(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
     return place
 
 
-def _plain(name: str, root: Path, split: str, size: int | None, whole: bool) -> ImageSet | None:
+def _plain(name: str, root: Path, split: str, size: int | None, keep_aspect: bool) -> ImageSet | None:
     import dataclasses
 
     if split != "val":
-        return dataclasses.replace(folder.load(root, split, size, whole=whole), name=name, source="")
+        return dataclasses.replace(
+            folder.load(root, split, size, keep_aspect=keep_aspect), name=name, source=""
+        )
     train = folder.load(root, "train", size) if size is None else None
     found = folder.validation(root, size or train.images.shape[-1])  # type: ignore[union-attr]
     return None if found is None else dataclasses.replace(found, name=name)

@@ -45,7 +45,7 @@ class CapturedStep(Step):
         self.static_indices = torch.zeros(
             self.data.batch_size, dtype=torch.long, device=self.data.images.device
         )
-        self.places = self.static_indices if self.data.places is None else self.data.places
+        self.places = self.static_indices if self.data.fixed_rows is None else self.data.fixed_rows
         self.augment, self.rest = _compiled(self._augment), _compiled(self._rest)
         # our ResNets are convolutions and kernels of our own, for which a compiler can do nothing
         self.encode = self._encode if isinstance(online, ResNet) else _compiled(self._encode)
@@ -90,7 +90,7 @@ class CapturedStep(Step):
 
     def _augment(self, places: Tensor) -> Tensor:
         """Both views of a batch, one after the other, as the encoders' stem takes them."""
-        views = torch.cat(self.views(*self.data.take(places)))
+        views = torch.cat(self.views(*self.data.gather(places)))
         views = views.to(torch.bfloat16, memory_format=torch.channels_last)
         return views if self.stem is None else self.stem.patches(views)
 

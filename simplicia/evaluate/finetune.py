@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from simplicia.data.augmentation import Views, ViewSettings
 from simplicia.data.datasets import ImageSet
-from simplicia.data.streaming import place_images
-from simplicia.data.views import Views, ViewSettings
+from simplicia.data.loaders import choose_loader
 from simplicia.devices import seeded
 from simplicia.errors import UserError
 from simplicia.evaluate.features import result
@@ -146,7 +146,7 @@ def _tune(
 ) -> Classifier:
     device, recipe = run.device, run.recipe
     on_gpu = device.type == "cuda"
-    kind, batch_size = place_images(images, device), min(settings.batch_size, len(images))
+    kind, batch_size = choose_loader(images, device), min(settings.batch_size, len(images))
     batches = kind(images, batch_size, settings.seed, device)
     labels = labels.to(device)
     model = Classifier(run, classes, trial.temperature, network).to(device).train()

@@ -16,9 +16,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from simplicia.data.resident import mix
-from simplicia.data.streaming import Streamed, place_images
-from simplicia.data.views import Views, ViewSettings
+from simplicia.data.augmentation import Views, ViewSettings
+from simplicia.data.loaders import HostLoader, choose_loader, mix_seed
 from simplicia.devices import seeded
 from simplicia.evaluate.features import encoder_features
 from simplicia.evaluate.linear import rows, tiny_to_zero
@@ -100,7 +99,7 @@ class _EpochViews:
 
     def __init__(self, run: Run, images: Tensor, encoder: Any):
         recipe, self.device = run.recipe, run.device
-        stays = place_images(images, run.device) is Streamed
+        stays = choose_loader(images, run.device) is HostLoader
         self.images = images if stays else images.to(run.device)
         # the usual crops, whatever a method was trained with: all are measured alike
         crops, statistics = ViewSettings.crop_flip(), (tuple(run.state["mean"]), tuple(run.state["std"]))
@@ -123,7 +122,7 @@ class _EpochViews:
             return self.kept[key]
         if self.current is None or self.current[0] != key:
             self.current = None  # frees the last epoch first
-            features = self._compute(mix(seed, epoch))
+            features = self._compute(mix_seed(seed, epoch))
             if features.nbytes <= self.room:
                 self.room -= features.nbytes
                 self.kept[key] = features

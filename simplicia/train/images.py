@@ -26,8 +26,8 @@ def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> Imag
         progress.update(done, f"{total:,} in all")
 
     try:
-        whole = recipe.whole and split == "train"  # what is tested is seen as it is measured later
-        return datasets.load(recipe.data, split, recipe.data_dir, download, size, show, whole)
+        keep_aspect = recipe.whole and split == "train"  # what is tested is seen as it is measured later
+        return datasets.load(recipe.data, split, recipe.data_dir, download, size, show, keep_aspect)
     finally:
         if progress is not None:
             progress.close()

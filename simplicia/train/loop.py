@@ -15,9 +15,9 @@ import torch
 
 from simplicia import devices
 from simplicia.data import datasets
+from simplicia.data.augmentation import Views
 from simplicia.data.datasets import ImageSet
-from simplicia.data.streaming import Streamed, place_images
-from simplicia.data.views import Views
+from simplicia.data.loaders import HostLoader, choose_loader
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.layers import synchronised
 from simplicia.progress import Progress, duration
@@ -86,7 +86,7 @@ def pretrain(
     measured: ImageSet | None = None
     if recipe.holdout:
         images, measured = datasets.split(images, recipe.holdout)
-        measured = measured.squares()
+        measured = measured.center_cropped()
     recipe, notes = fitted(recipe, images, fabric.device, processes)
     torch.manual_seed(recipe.seed)
     training = Training(recipe, folder, images, fabric, quiet, engine)
@@ -121,9 +121,9 @@ class Training:
         if fabric.device.type == "cuda" and world > 1:
             self.method = synchronised(self.method)
         self.statistics = images.statistics()
-        kind = place_images(images.images, fabric.device, recipe.images_on)
+        kind = choose_loader(images.images, fabric.device, recipe.images_on)
         here = fabric.device, fabric.global_rank, world
-        data = kind(images.images, recipe.batch_size, recipe.seed, *here, aspects=images.aspects)
+        data = kind(images.images, recipe.batch_size, recipe.seed, *here, aspect_ratios=images.aspect_ratios)
         views = Views(recipe.views, recipe.viewed, *self.statistics)
         self.step = create_step(engine, recipe, self.method, data, views, fabric)
         self.done, self.seconds = 0, 0.0
@@ -156,7 +156,7 @@ class Training:
             say(f"begins with the weights of {recipe.init}: {taken} of {total} tensors")
         if notes:
             say(f"chosen from the images: {', '.join(notes)}")
-        if isinstance(self.step.data, Streamed):
+        if isinstance(self.step.data, HostLoader):
             held = f"{data.images.nbytes / 2**30:.1f} GiB of images"
             say(
                 f"{held} stay in the host's memory; each batch goes to {self.fabric.device} ahead of its step"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simplicia.data.datasets import ImageSet, part
-from simplicia.data.views import eval_view, squares
+from simplicia.data.image_ops import center_crop, eval_view
 from simplicia.distributed import average
 from simplicia.methods import Method, Output
 from simplicia.neighbours import vote
@@ -108,7 +108,7 @@ class OnlineProbe:
     def _features(self, images: ImageSet) -> Tensor:
         parts = []
         for indices in torch.arange(len(images)).split(256):
-            stored = squares(part(images, indices).squares().images.to(self.device), self.stored)
+            stored = center_crop(part(images, indices).center_cropped().images.to(self.device), self.stored)
             parts.append(self.method.online.encoder(eval_view(stored, self.size, *self.statistics)))
         return torch.cat(parts).float()
 

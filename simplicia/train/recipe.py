@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from simplicia import bottlenecks, encoders, methods
-from simplicia.data.views import ViewSettings
+from simplicia.data.augmentation import ViewSettings
 from simplicia.errors import UserError, unknown
 from simplicia.files import atomic_write
 from simplicia.methods.base import Network
@@ -177,8 +177,8 @@ class Recipe:
                 raise unknown("logger", logger, ["tensorboard", "wandb"])
         try:
             self.views.validate()
-        except ValueError as error:
-            raise UserError(f"views: {error}") from error
+        except UserError as error:
+            raise UserError(f"views.{error}") from None
         if len(self.views.blur) != 2:
             raise UserError(f"views.blur is {self.views.blur}; a method takes 2 views, so give 2 entries")
 

@@ -68,7 +68,7 @@ DATA: dict[str, dict[str, Any]] = {
         "batch_size": 64,
         "sem.simplices": 256,
         "optim": {"name": "sgd", "weight_decay": 1e-4, "warmup_epochs": 1},
-        "views": {"brightness": 0.6, "contrast": 0.6, "saturation": 0.8, "hue": 0.5, "jitter": 0.9},
+        "views": {"brightness": 0.6, "contrast": 0.6, "saturation": 0.8, "hue": 0.5, "jitter_prob": 0.9},
         "views.crop_scale": (0.4, 1.0),
         "log_every": 20,
     },

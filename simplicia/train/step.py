@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simplicia.data.resident import Resident, mix
-from simplicia.data.views import Views
+from simplicia.data.augmentation import Views
+from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.devices import allow_variants
 from simplicia.errors import UserError, unknown
 from simplicia.layers import mixes_views
@@ -30,7 +30,7 @@ BACKEND = "inductor"  # of compiled steps
 class Step:
     """The eager step, the reference for faster ones."""
 
-    def __init__(self, recipe: Recipe, method: Method, data: Resident, views: Views, fabric: Any):
+    def __init__(self, recipe: Recipe, method: Method, data: DeviceLoader, views: Views, fabric: Any):
         self.recipe, self.method, self.data, self.views, self.fabric = recipe, method, data, views, fabric
         self.total = recipe.epochs * data.batches
         self.lr = torch.zeros((), device=fabric.device)
@@ -64,7 +64,7 @@ class Step:
 
     def _gradients(self, places: Tensor) -> Output:
         """Add the gradients of a part, at its share; its loss is only a number from then on."""
-        output = self.module(self.views(*self.data.take(places)))
+        output = self.module(self.views(*self.data.gather(places)))
         self.fabric.backward(output.loss / self.recipe.parts)
         return output._replace(loss=output.loss.detach())
 
@@ -79,7 +79,7 @@ class Step:
     def prepare(self, step: int) -> Tensor:
         """Set all that depends on the step's number; returns which images it takes."""
         epoch = step // self.data.batches
-        torch.manual_seed(mix(self.recipe.seed, step, self.data.rank))
+        torch.manual_seed(mix_seed(self.recipe.seed, step, self.data.rank))
         settings = self.recipe.optim
         position = epoch if settings.per_epoch else step / self.data.batches
         self.lr.fill_(optim.learning_rate(settings, self.recipe.batch_size, position, self.recipe.epochs))
@@ -125,7 +125,9 @@ class CompiledStep(Step):
         super().setup()
 
 
-def create(engine: str, recipe: Recipe, method: Method, data: Resident, views: Views, fabric: Any) -> Step:
+def create(
+    engine: str, recipe: Recipe, method: Method, data: DeviceLoader, views: Views, fabric: Any
+) -> Step:
     """The step of an engine: "eager", "compiled", "captured", or "auto" for the fastest that works here."""
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from simplicia.data import cifar, folder
 from simplicia.data.datasets import ImageSet, held_out, load, names, validation
-from simplicia.data.pictures import decode
+from simplicia.data.image_files import decode
 from simplicia.errors import UserError
 
 # -- the sets
@@ -623,10 +623,10 @@ def test_pictures_are_upright(tmp_path, orientation, suffix):
     left, top = (upright.width - 48) // 2, (upright.height - 48) // 2
     centre = upright.crop((left, top, left + 48, top + 48)).resize((32, 32), Image.Resampling.BICUBIC)
     assert abs(decode(path, 32).astype(int) - np.asarray(centre)).mean() < 3
-    found = load(tmp_path, size=32, whole=True)
+    found = load(tmp_path, size=32, keep_aspect=True)
     squeezed = np.asarray(upright.resize((32, 32), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
     assert abs(found.images[0].numpy().astype(int) - squeezed).mean() < 3
-    assert found.aspects.tolist() == [pytest.approx(upright.width / upright.height)]
+    assert found.aspect_ratios.tolist() == [pytest.approx(upright.width / upright.height)]
 
 
 def test_the_centre_is_what_remains_of_odd_pictures(tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from simplicia import bottlenecks, devices, encoders, methods
 from simplicia.data.datasets import ImageSet
-from simplicia.data.pixels import normalise
+from simplicia.data.image_ops import normalise
 from simplicia.engine import captured
 from simplicia.engine.captured import CapturedStep, _CopiedConv2d
 from simplicia.layers import normalise_by_view

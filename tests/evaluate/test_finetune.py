@@ -9,7 +9,7 @@ import torch
 
 import simplicia
 from simplicia import cli
-from simplicia.data.streaming import Streamed
+from simplicia.data.loaders import HostLoader
 from simplicia.errors import UserError
 from simplicia.evaluate.finetune import (
     LRS,
@@ -111,7 +111,7 @@ def test_a_training_is_a_function_of_its_seed(run, sets):
 def test_images_that_stay_with_the_host_are_tuned_on_alike(run, sets, monkeypatch):
     arguments = run, sets.train.images, sets.train.labels, len(sets.train.classes), Trial(0.05, 5, 1.0), QUICK
     here = tune(*arguments).state_dict()
-    monkeypatch.setattr(simplicia.evaluate.finetune, "place_images", lambda *_: Streamed)
+    monkeypatch.setattr(simplicia.evaluate.finetune, "choose_loader", lambda *_: HostLoader)
     streamed = tune(*arguments).state_dict()
     assert all(torch.equal(here[key], streamed[key]) for key in here)
 

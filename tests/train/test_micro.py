@@ -20,7 +20,7 @@ from simplicia.train.auto import check_parts
 from simplicia.train.loop import Training
 
 PLAIN_VIEWS = {
-    "views": {"jitter": 0.0, "grey": 0.0, "flip": 0.0, "solarise": (0.0, 0.0), "crop_ratio": (1.0, 1.0)},
+    "views": {"jitter_prob": 0.0, "grey": 0.0, "flip": 0.0, "solarise": (0.0, 0.0), "crop_ratio": (1.0, 1.0)},
     "views.crop_scale": (1.0, 1.0),
 }
 SMALL = {

@@ -83,7 +83,7 @@ def test_accuracies_are_named_online_with_their_temperature():
 
 
 def probe_view(probe):
-    from simplicia.data.views import eval_view
+    from simplicia.data.image_ops import eval_view
 
     return eval_view(SETS[1].images, 32, *probe.statistics)
 
@@ -115,10 +115,10 @@ def test_a_temperature_no_softmax_has(capsys):
 def test_whole_pictures_are_compared_by_their_centre_squares():
     """Kept squeezed to squares for training; what is measured is what `knn` measures."""
     method, probe = make()
-    squeezed = dataclasses.replace(SETS[0], aspects=torch.full((80,), 2.0))
+    squeezed = dataclasses.replace(SETS[0], aspect_ratios=torch.full((80,), 2.0))
     _, other = make()
     other.train, other.method = squeezed, method
     method.eval()
-    expected = probe._features(dataclasses.replace(SETS[0], images=squeezed.squares().images))
+    expected = probe._features(dataclasses.replace(SETS[0], images=squeezed.center_cropped().images))
     assert torch.equal(other._features(squeezed), expected)
     assert not torch.equal(expected, probe._features(SETS[0]))

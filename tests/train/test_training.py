@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import simplicia
 from simplicia import cli, devices, methods
-from simplicia.data import views
+from simplicia.data import augmentation
 from simplicia.encoders import ResNet
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.evaluate.features import encoder_features, labelled
@@ -550,7 +550,7 @@ def test_views_are_cut_from_whole_pictures(tmp_path, monkeypatch):
         (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
     seen, tested = [], []
-    crop, probe = views.resized_crop, loop.OnlineProbe
+    crop, probe = augmentation.resized_crop, loop.OnlineProbe
 
     def cropped(images, boxes, size, interpolation="bicubic"):
         seen.append(crop(images, boxes, size, interpolation))
@@ -560,7 +560,7 @@ def test_views_are_cut_from_whole_pictures(tmp_path, monkeypatch):
         tested.append(test.images)
         return probe(method, train, test, *rest)
 
-    monkeypatch.setattr(views, "resized_crop", cropped)
+    monkeypatch.setattr(augmentation, "resized_crop", cropped)
     monkeypatch.setattr(loop, "OnlineProbe", probed)
     small = settings(tmp_path / "photos", epochs=1, online_every=1, batch_size=8)
     for name, changes in (

@@ -49,7 +49,7 @@ def bench_step(
         pixels,
         torch.zeros(images, dtype=torch.long),
         classes=("none",),
-        aspects=torch.full((images,), 4 / 3) if of_files else None,
+        aspect_ratios=torch.full((images,), 4 / 3) if of_files else None,
     )
     recipe, _ = fitted(recipe, data, fabric.device)
     on_gpu = fabric.device.type == "cuda"

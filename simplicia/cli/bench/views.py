@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from simplicia.data.views import Views, ViewSettings
+from simplicia.data.augmentation import Views, ViewSettings
 from simplicia.provenance import commit, versions
 
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)

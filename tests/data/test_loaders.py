@@ -6,52 +6,51 @@ import pytest
 import torch
 
 import simplicia
-from simplicia.data.resident import Resident
-from simplicia.data.streaming import Streamed, place_images
+from simplicia.data.loaders import DeviceLoader, HostLoader, choose_loader
 from simplicia.train import checkpoint
 
 CPU = torch.device("cpu")
 IMAGES = torch.arange(50, dtype=torch.uint8).view(-1, 1, 1, 1).expand(50, 3, 4, 4).contiguous()
 
 
-ASPECTS = 1 + torch.arange(50) / 100
+ASPECT_RATIOS = 1 + torch.arange(50) / 100
 
 
 def batches(kind, steps, **world):
-    data = kind(IMAGES, 8, 3, CPU, aspects=ASPECTS, **world)
+    data = kind(IMAGES, 8, 3, CPU, aspect_ratios=ASPECT_RATIOS, **world)
     for step in steps:
         indices = data.indices(step)
-        images, aspects = data.take(data.fetch(step, indices))
-        assert aspects.equal(ASPECTS[indices])
+        images, aspect_ratios = data.gather(data.fetch(step, indices))
+        assert aspect_ratios.equal(ASPECT_RATIOS[indices])
         yield indices.tolist(), images.clone()
 
 
 @pytest.mark.parametrize("world", [{}, {"rank": 1, "world": 2}])
 @pytest.mark.parametrize("steps", [range(20), (7, 8, 8, 5, 6, 30, 31), (11, 12, 5)])
 def test_streamed_batches_are_the_resident_ones(steps, world):
-    found = [list(batches(kind, steps, **world)) for kind in (Resident, Streamed)]
+    found = [list(batches(kind, steps, **world)) for kind in (DeviceLoader, HostLoader)]
     for (indices, images), (same, streamed) in zip(*found, strict=True):
         assert indices == same and images[:, 0, 0, 0].tolist() == indices
         assert streamed.equal(images)
 
 
 def test_an_epoch_has_each_image_once_and_the_next_another_order():
-    order = [i for indices, _ in batches(Resident, range(12)) for i in indices]
+    order = [i for indices, _ in batches(DeviceLoader, range(12)) for i in indices]
     first, second = order[:48], order[48:]
     assert len(set(first)) == len(set(second)) == 48 and first != second
 
 
 def test_a_streamed_batch_is_always_at_the_same_place():
-    data = Streamed(IMAGES, 8, 0, CPU)
+    data = HostLoader(IMAGES, 8, 0, CPU)
     address = data.images.data_ptr()
-    places = [data.fetch(step, data.indices(step)) for step in range(3)]
+    rows = [data.fetch(step, data.indices(step)) for step in range(3)]
     assert data.images.data_ptr() == address and data.images.shape == (8, 3, 4, 4)
-    assert all(p is data.places for p in places) and data.places.tolist() == list(range(8))
+    assert all(r is data.fixed_rows for r in rows) and data.fixed_rows.tolist() == list(range(8))
 
 
 def test_what_is_asked_for_is_where_images_go():
-    assert place_images(IMAGES, CPU) is place_images(IMAGES, CPU, "device") is Resident
-    assert place_images(IMAGES, CPU, "host") is Streamed
+    assert choose_loader(IMAGES, CPU) is choose_loader(IMAGES, CPU, "device") is DeviceLoader
+    assert choose_loader(IMAGES, CPU, "host") is HostLoader
 
 
 def test_a_run_is_the_same_wherever_its_images_lie(tmp_path, capfd):

@@ -25,13 +25,13 @@ def decode(path: Path, size: int) -> np.ndarray:
     return picture(path, size)[0]
 
 
-def picture(path: Path, size: int, whole: bool = False) -> tuple[np.ndarray, float]:
+def picture(path: Path, size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
     """An image file as `decode` gives it, or the whole of it made square, and its width / height."""
     with opened(path) as image:
         # A JPEG can be decoded without its finest detail; twice the size leaves enough to resize well.
         enlarged = 2 * size / min(image.size)
         image.draft("RGB", (round(image.width * enlarged), round(image.height * enlarged)))
-        return _upright(image, size, whole)
+        return _upright(image, size, keep_aspect)
 
 
 def upright_square(image: "Image.Image", size: int) -> np.ndarray:
@@ -39,7 +39,7 @@ def upright_square(image: "Image.Image", size: int) -> np.ndarray:
     return _upright(image, size)[0]
 
 
-def _upright(image: "Image.Image", size: int, whole: bool = False) -> tuple[np.ndarray, float]:
+def _upright(image: "Image.Image", size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
     """The centre square of a picture, or the whole of it made square, upright; and its width / height."""
     from PIL import Image
 
@@ -50,7 +50,7 @@ def _upright(image: "Image.Image", size: int, whole: bool = False) -> tuple[np.n
     aspect = image.width / image.height
     if image.mode == "F" or image.mode.startswith("I"):
         image = _to_rgb(image)  # its levels are those of the whole picture, whatever part is seen
-    if not whole:
+    if not keep_aspect:
         # Cut before all else: a picture 1 pixel high and 5,000 wide would be huge once resized.
         short = min(image.size)
         left, top = (image.width - short) // 2, (image.height - short) // 2

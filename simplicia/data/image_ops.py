@@ -7,6 +7,9 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from simplicia.errors import UserError
 
 Triple = tuple[float, float, float]
 
@@ -52,21 +55,6 @@ def _separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return (rows[:, None] @ (images.flatten(1, 2) @ columns.mT).unflatten(1, images.shape[1:3])).to(dtype)
 
 
-def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale each image by its factor (N,): 0 is black, 1 leaves it."""
-    return _adjust(images, factor, torch.full_like(factor, BRIGHTNESS))
-
-
-def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale the distance from the image's mean grey by factor (N,): 0 is a uniform grey, 1 leaves it."""
-    return _adjust(images, factor, torch.full_like(factor, CONTRAST))
-
-
-def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Scale the distance from each pixel's grey by factor (N,): 0 is greyscale, 1 leaves it."""
-    return _adjust(images, factor, torch.full_like(factor, SATURATION))
-
-
 def _adjust(images: Tensor, factor: Tensor, kind: Tensor) -> Tensor:
     """Brightness, contrast or saturation, as kind (N,) says: factor x + (1 - factor) target, clamped."""
     grey = _grey(images)
@@ -75,7 +63,7 @@ def _adjust(images: Tensor, factor: Tensor, kind: Tensor) -> Tensor:
     return torch.addcmul(target, images, _expand(factor)).clamp_(0, 1)
 
 
-def adjust_hue(images: Tensor, factor: Tensor) -> Tensor:
+def _adjust_hue(images: Tensor, factor: Tensor) -> Tensor:
     """Turn the hue (of HSV) by factor (N,) of the full circle."""
     r, g, b = images.split(1, 1)
     value = torch.maximum(torch.maximum(r, g), b)
@@ -104,7 +92,7 @@ def colour_jitter(images: Tensor, factors: Tensor, order: Tensor, apply: Tensor)
     x = images
     for turn in (0, 1, 2):
         x = _adjust(x, before[:, turn], order[:, turn])
-    x = adjust_hue(x, factors[:, HUE])
+    x = _adjust_hue(x, factors[:, HUE])
     for turn in (1, 2, 3):
         x = _adjust(x, after[:, turn], order[:, turn])
     return torch.where(_expand(apply), x, images)
@@ -160,3 +148,57 @@ def normalise(images: Tensor, mean: Triple, std: Triple) -> Tensor:
 
 def _expand(parameter: Tensor) -> Tensor:
     return parameter[:, None, None, None]
+
+
+def eval_view(images: Tensor, size: int, mean: Triple, std: Triple) -> Tensor:
+    """The deterministic view for evaluation of uint8 images: (N, 3, size, size), normalised.
+
+    Images of that very size are left whole. Others are resized (bicubic, antialiased) until the short side is
+    8/7 of size, as 256 is of 224, and the centre is cut out.
+    """
+    check_images(images)
+    check_output(size, mean, std)
+    x = images.float() / 255
+    height, width = x.shape[2:]
+    if (height, width) != (size, size):
+        short, resized = min(height, width), round(size * 8 / 7)
+        height, width = resized * height // short, resized * width // short
+        x = F.interpolate(x, (height, width), mode="bicubic", antialias=True).clamp_(0, 1)
+        top, left = round((height - size) / 2), round((width - size) / 2)
+        x = x[:, :, top : top + size, left : left + size]
+    return normalise(x, mean, std)
+
+
+def center_crop(images: Tensor, size: int) -> Tensor:
+    """The centre squares of uint8 images, brought to a size: of tensors what ``decode`` gives of files."""
+    height, width = images.shape[2:]
+    if (height, width) == (size, size):
+        return images
+    short = min(height, width)
+    top, left = (height - short) // 2, (width - short) // 2
+    square = images[:, :, top : top + short, left : left + short].float()
+    resized = F.interpolate(square, (size, size), mode="bicubic", antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8)
+
+
+def center_crop_squeezed(images: Tensor, aspect_ratios: Tensor) -> Tensor:
+    """The centre squares of pictures that were brought to squares: uint8 of the same size."""
+    size = images.shape[-1]
+    narrow = torch.stack((aspect_ratios, 1 / aspect_ratios), 1).clamp(max=1)  # of the height and of the width
+    kept = (size * narrow).round().clamp(min=1)
+    boxes = torch.cat((((size - kept) / 2).floor(), kept), 1).long()
+    parts = zip(images.split(256), boxes.split(256), strict=True)
+    return torch.cat([(resized_crop(x / 255, box, size) * 255).round().byte() for x, box in parts])
+
+
+def check_images(images: Tensor) -> None:
+    if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
+        given = f"{images.dtype} of shape {tuple(images.shape)}"
+        raise UserError(f"the images are {given}; they must be torch.uint8 of shape (N, 3, H, W)")
+
+
+def check_output(size: int, mean: Triple, std: Triple) -> None:
+    if size < 2:
+        raise UserError(f"the size of a view is {size}; it must be at least 2 pixels")
+    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+        raise UserError(f"mean is {mean} and std is {std}; each must have 3 entries, those of std above 0")

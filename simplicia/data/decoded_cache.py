@@ -26,7 +26,7 @@ class Contents:
     """Of a list of files: which could be read, the width / height of these, what is wrong with the others."""
 
     readable: list[int] = field(default_factory=list)
-    aspects: list[float] = field(default_factory=list)
+    aspect_ratios: list[float] = field(default_factory=list)
     skipped: list[tuple[Path, str]] = field(default_factory=list)
     lasting: bool = True  # no: a file that could not be opened may be readable another time
 
@@ -40,13 +40,13 @@ def kept(
     files: list[Path],
     size: int,
     decode: Callable[[np.ndarray], Contents],
-    whole_pictures: bool = False,
+    keep_aspect: bool = False,
 ) -> tuple[np.ndarray, Contents]:
     """The images of files as kept in a folder, which ``decode`` fills in if they are not there yet.
 
     What it says will not last is not kept.
     """
-    name = digest(files, size, whole_pictures)
+    name = digest(files, size, keep_aspect)
     pixels, about = place / f"{name}.npy", place / f"{name}.json"
     shape = len(files), 3, size, size
     found = _read(pixels, about, shape)
@@ -66,7 +66,7 @@ def kept(
             with atomic_write(about) as temporary:
                 said = {
                     "readable": contents.readable,
-                    "aspects": contents.aspects,
+                    "aspects": contents.aspect_ratios,
                     "skipped": [[str(path), why] for path, why in contents.skipped],
                 }
                 temporary.write_text(json.dumps(said), encoding="utf-8")
@@ -89,20 +89,20 @@ def _read(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.ndarray
         array = np.load(pixels, mmap_mode="c", allow_pickle=False)
         said = json.loads(about.read_text(encoding="utf-8"))
         readable = [int(i) for i in said["readable"]]
-        aspects = [float(a) for a in said["aspects"]]
+        aspect_ratios = [float(a) for a in said["aspects"]]
         skipped = [(Path(path), str(why)) for path, why in said["skipped"]]
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
-    counts = len(aspects), len(readable) + len(skipped)
+    counts = len(aspect_ratios), len(readable) + len(skipped)
     if array.shape != shape or array.dtype != np.uint8 or counts != (len(readable), shape[0]):
         return None
-    sound = all(0 <= i < shape[0] for i in readable) and all(0 < a < math.inf for a in aspects)
-    return (array, Contents(readable, aspects, skipped)) if sound else None
+    sound = all(0 <= i < shape[0] for i in readable) and all(0 < a < math.inf for a in aspect_ratios)
+    return (array, Contents(readable, aspect_ratios, skipped)) if sound else None
 
 
-def digest(files: list[Path], size: int, whole_pictures: bool = False) -> str:
+def digest(files: list[Path], size: int, keep_aspect: bool = False) -> str:
     """Another one for other files, for a change of one, and for another size or part of the pictures."""
-    found = hashlib.sha256(f"{VERSION} {size} {whole_pictures}".encode())
+    found = hashlib.sha256(f"{VERSION} {size} {keep_aspect}".encode())
     for path in files:
         try:
             about = path.stat()

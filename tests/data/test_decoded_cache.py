@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from simplicia.data import datasets, decoded, folder, pictures
+from simplicia.data import datasets, decoded_cache, folder, image_files
 from simplicia.errors import UserError
 
 
@@ -41,8 +41,8 @@ def test_levels_of_many_bits_are_those_of_the_whole_picture(tmp_path):
     levels = np.full((20, 40), 2000, dtype=np.uint16)
     levels[0, 0] = 60000  # outside of the centre square
     Image.fromarray(levels).save(tmp_path / "a.png")
-    square, aspect = pictures.picture(tmp_path / "a.png", 8)
-    whole, _ = pictures.picture(tmp_path / "a.png", 8, whole=True)
+    square, aspect = image_files.picture(tmp_path / "a.png", 8)
+    whole, _ = image_files.picture(tmp_path / "a.png", 8, keep_aspect=True)
     assert aspect == 2 and int(square[4, 4, 0]) == int(whole[4, 4, 0])
 
 
@@ -103,29 +103,31 @@ def test_what_is_damaged_is_made_again(photos, cache, damage):
 
 def test_whole_pictures_are_kept_apart_with_their_shapes(photos, cache, monkeypatch):
     squares = read(photos)
-    first = datasets.load(str(photos), "train", size=16, whole=True)
-    assert squares.aspects is None and first.aspects.tolist() == pytest.approx([24 / 20] * 11)
+    first = datasets.load(str(photos), "train", size=16, keep_aspect=True)
+    assert squares.aspect_ratios is None and first.aspect_ratios.tolist() == pytest.approx([24 / 20] * 11)
     assert not first.images.equal(squares.images)
     with monkeypatch.context() as patch:
         patch.setattr(folder, "picture", None)  # nobody decodes again
-        second = datasets.load(str(photos), "train", size=16, whole=True)
+        second = datasets.load(str(photos), "train", size=16, keep_aspect=True)
     same(first, second)
-    assert second.aspects.equal(first.aspects)
+    assert second.aspect_ratios.equal(first.aspect_ratios)
     monkeypatch.delenv("SIMPLICIA_CACHE")
-    same(first, datasets.load(str(photos), "train", size=16, whole=True))
+    same(first, datasets.load(str(photos), "train", size=16, keep_aspect=True))
 
 
 @pytest.mark.parametrize("aspects", [[], [1.2] * 10 + [-1.0], [1.2] * 10 + ["wide"], None])
 def test_damaged_shapes_are_read_anew(photos, cache, aspects):
-    first = datasets.load(str(photos), "train", size=16, whole=True)
+    first = datasets.load(str(photos), "train", size=16, keep_aspect=True)
     (about,) = cache.glob("*.json")
     said = json.loads(about.read_text()) | {"aspects": aspects}
     about.write_text(json.dumps(said))
-    assert datasets.load(str(photos), "train", size=16, whole=True).aspects.equal(first.aspects)
+    assert datasets.load(str(photos), "train", size=16, keep_aspect=True).aspect_ratios.equal(
+        first.aspect_ratios
+    )
 
 
 def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
-    def stop(path, size, whole):
+    def stop(path, size, keep_aspect):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -139,10 +141,10 @@ def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
 def test_a_file_that_could_not_be_opened_is_tried_again(photos, cache, monkeypatch):
     decode = folder.picture
 
-    def fails(path, size, whole):
+    def fails(path, size, keep_aspect):
         if path.name == "05.png":
             raise OSError(24, "Too many open files")
-        return decode(path, size, whole)
+        return decode(path, size, keep_aspect)
 
     with monkeypatch.context() as patch:
         patch.setattr(folder, "picture", fails)
@@ -196,7 +198,7 @@ def test_a_place_that_cannot_be_written_or_is_full_is_told(photos, tmp_path, mon
     with pytest.raises(UserError, match=r"cannot be kept in .*below"):
         read(photos)
     monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "small"))
-    monkeypatch.setattr(decoded.shutil, "disk_usage", lambda place: type("", (), {"free": 100})())
+    monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda place: type("", (), {"free": 100})())
     with pytest.raises(UserError, match=r"12 decoded images of 16 x 16 take 0\.0 GB, and .*small"):
         read(photos)
     assert not list((tmp_path / "small").iterdir())

@@ -1,0 +1,161 @@
+"""Random views of a batch of images, every sample with its own parameters, on the images' own device.
+
+The `sample_*` functions draw the parameters, the functions of `image_ops` apply them. Nothing waits for the
+host, so the whole of `Views` can be compiled with `fullgraph=True` or captured in a CUDA graph.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from simplicia.data.image_ops import (
+    Triple,
+    blur_kernel_size,
+    check_images,
+    check_output,
+    colour_jitter,
+    flip,
+    gaussian_blur,
+    greyscale,
+    normalise,
+    resized_crop,
+    solarise,
+)
+from simplicia.errors import UserError
+from simplicia.settings import Formerly, Range, check
+
+Pair = tuple[float, float]
+
+
+@dataclass
+class ViewSettings:
+    """The augmentations of a method, as in its paper's table; blur and solarise have one entry per view."""
+
+    crop_scale: Annotated[Pair, "crop area, as a share of the image's", Range(above=0, high=1)] = (0.08, 1.0)
+    crop_ratio: Annotated[Pair, "crop width / height", Range(above=0)] = (3 / 4, 4 / 3)
+    interpolation: Annotated[Literal["bicubic", "bilinear"], "of resized crops"] = "bicubic"
+    brightness: Annotated[float, "largest change, as a share", Range(low=0)] = 0.4
+    contrast: Annotated[float, "largest change, as a share", Range(low=0)] = 0.4
+    saturation: Annotated[float, "largest change, as a share", Range(low=0)] = 0.2
+    hue: Annotated[float, "largest change, as a share of the colour wheel", Range(0, 0.5)] = 0.1
+    jitter_prob: Annotated[
+        float, "probability of the four colour changes", Range(0, 1), Formerly("jitter")
+    ] = 0.8
+    grey: Annotated[float, "probability", Range(0, 1)] = 0.2
+    blur: Annotated[tuple[float, ...], "probability per view", Range(0, 1)] = (0.0, 0.0)
+    blur_sigma: Annotated[Pair, "pixels", Range(above=0)] = (0.1, 2.0)
+    solarise: Annotated[tuple[float, ...], "probability per view", Range(0, 1)] = (0.0, 0.2)
+    flip: Annotated[float, "probability", Range(0, 1)] = 0.5
+
+    @classmethod
+    def crop_flip(cls, crop_scale: Pair = (0.08, 1.0), views: int = 1) -> "ViewSettings":
+        """Only random crops and flips: the training views of a linear probe."""
+        return cls(
+            crop_scale=crop_scale, jitter_prob=0.0, grey=0.0, blur=(0.0,) * views, solarise=(0.0,) * views
+        )
+
+    def validate(self) -> None:
+        """Raise a UserError that names the first setting out of its range."""
+        check(self)
+        for name in ("crop_scale", "crop_ratio", "blur_sigma"):
+            pair = getattr(self, name)
+            if len(pair) != 2 or pair[0] > pair[1]:
+                raise UserError(f"{name} is {pair}; it must be (low, high) with low <= high")
+        per_view = self.blur, self.solarise
+        if not all(isinstance(entries, tuple | list) for entries in per_view) or not (
+            0 < len(self.blur) == len(self.solarise)
+        ):
+            raise UserError(
+                f"blur is {self.blur} and solarise is {self.solarise}; each must have one entry per view"
+            )
+
+
+class Views:
+    """Random views of images: `Views(settings, size, mean, std)(images)` is a list of normalised batches.
+
+    `images` are (N, 3, H, W) uint8 on any device, a view is (N, 3, size, size) float32. If images were
+    squeezed to squares, `aspect_ratios` (N,) are their original width / height.
+    Order: crop, colour jitter, grey, blur, solarise, flip, normalise.
+    """
+
+    def __init__(self, settings: ViewSettings, size: int, mean: Triple, std: Triple):
+        settings.validate()
+        check_output(size, mean, std)
+        self.settings, self.size, self.mean, self.std = settings, size, mean, std
+
+    def __call__(self, images: Tensor, aspect_ratios: Tensor | None = None) -> list[Tensor]:
+        check_images(images)
+        # Under autocast the matrix products of crop and blur would round the pixels to a mantissa of 8 bits.
+        with torch.autocast(images.device.type, enabled=False):
+            x = images.float() / 255
+            return [self._view(x, aspect_ratios, view) for view in range(len(self.settings.blur))]
+
+    def _view(self, x: Tensor, aspect_ratios: Tensor | None, view: int) -> Tensor:
+        s, size, n, device = self.settings, self.size, len(x), x.device
+        boxes = sample_boxes(n, x.shape[2], x.shape[3], s.crop_scale, s.crop_ratio, device, aspect_ratios)
+        x = resized_crop(x, boxes, size, s.interpolation)
+        if s.jitter_prob > 0 and max(s.brightness, s.contrast, s.saturation, s.hue) > 0:
+            x = colour_jitter(x, *sample_jitter(n, s, device), sample_apply(n, s.jitter_prob, device))
+        if s.grey > 0:
+            x = greyscale(x, sample_apply(n, s.grey, device))
+        if s.blur[view] > 0:
+            sigma = _uniform((n,), *s.blur_sigma, device)
+            x = gaussian_blur(x, sigma, blur_kernel_size(size), sample_apply(n, s.blur[view], device))
+        if s.solarise[view] > 0:
+            x = solarise(x, 0.5, sample_apply(n, s.solarise[view], device))
+        if s.flip > 0:
+            x = flip(x, sample_apply(n, s.flip, device))
+        return normalise(x, self.mean, self.std)
+
+
+# ---- Sampling: parameters of n samples, from torch's default generator of the device.
+
+
+def sample_apply(n: int, probability: float, device: torch.device) -> Tensor:
+    """Which samples an operation applies to, (n,) bool; probabilities 0 and 1 are exact."""
+    return torch.rand(n, device=device) < probability
+
+
+def sample_boxes(
+    n: int,
+    height: int,
+    width: int,
+    scale: Pair,
+    ratio: Pair,
+    device: torch.device,
+    aspect_ratios: Tensor | None = None,
+) -> Tensor:
+    """Crops (n, 4) of top, left, height, width: area uniform in scale, log(width / height) uniform in ratio.
+
+    A crop larger than the image is drawn again, up to ten draws; then it is the largest central one in ratio.
+    The ratio is that before images were squeezed to squares: aspect_ratios (n,) are their original ones.
+    """
+    # how much wider than in the picture things are in the image
+    wider = torch.ones((), device=device) if aspect_ratios is None else width / height / aspect_ratios
+    area = height * width * _uniform((n, 10), *scale, device)
+    aspect = _uniform((n, 10), math.log(ratio[0]), math.log(ratio[1]), device).exp() * wider.view(-1, 1)
+    h, w = (area / aspect).sqrt().round(), (area * aspect).sqrt().round()
+    valid = (h >= 1) & (h <= height) & (w >= 1) & (w <= width)
+    found, first = valid.any(1), valid.int().argmax(1, keepdim=True)
+    h = torch.where(found, h.gather(1, first)[:, 0], (width / ratio[0] / wider).round().clamp(1, height))
+    w = torch.where(found, w.gather(1, first)[:, 0], (height * ratio[1] * wider).round().clamp(1, width))
+    room = torch.stack((height - h, width - w))
+    # The minimum guards against a random number so close to 1 that the product rounds up.
+    corner = torch.minimum((torch.rand(2, n, device=device) * (room + 1)).floor(), room)
+    top, left = torch.where(found, corner, (room / 2).floor())
+    return torch.stack((top, left, h, w), 1).long()
+
+
+def sample_jitter(n: int, settings: ViewSettings, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Factors (n, 4) of brightness, contrast, saturation and hue, and their order (n, 4)."""
+    strengths = settings.brightness, settings.contrast, settings.saturation
+    factors = [_uniform((n,), max(0.0, 1 - x), 1 + x, device) for x in strengths]
+    factors.append(_uniform((n,), -settings.hue, settings.hue, device))
+    return torch.stack(factors, 1), torch.rand(n, 4, device=device).argsort(1)
+
+
+def _uniform(shape: tuple[int, ...], low: float, high: float, device: torch.device) -> Tensor:
+    return torch.rand(shape, device=device) * (high - low) + low
