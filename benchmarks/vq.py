@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from vector_quantize_pytorch import VectorQuantize
 
-from simplicia.bottlenecks import VectorQuantised
+from simplicia.bottlenecks.vq import VectorQuantised
 from simplicia.provenance import commit, versions
 
 
@@ -52,7 +52,7 @@ def main(out: str = "results/bench/vq.json") -> None:
         codebook_dim=dimensions,
         codebook_size=vertices,
         decay=ours.decay,
-        threshold_ema_dead_code=ours.revive * batch / vertices,  # the same share of the average use
+        threshold_ema_dead_code=ours.dead_code_threshold * batch / vertices,
         commitment_weight=ours.commitment,
     ).to(device)
 

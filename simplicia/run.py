@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simplicia.bottlenecks import VectorQuantised
+from simplicia import bottlenecks
+from simplicia.bottlenecks.vq import VectorQuantised
 from simplicia.data.image_ops import center_crop, eval_view
 from simplicia.errors import UserError, unknown
 from simplicia.files import atomic_write
@@ -20,15 +21,7 @@ from simplicia.sem import Temperature, simplicial
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 
-LAYERS = ("encoder", "embedder", "sem", "codes", "quantised")
-# by bottleneck: the layer that is used if none is named, and all there are
-_LAYERS = {
-    "none": ("encoder", ("encoder",)),
-    "sem": ("sem", ("encoder", "embedder", "sem", "codes")),
-    "embed": ("embedder", ("encoder", "embedder", "sem", "codes")),  # a softmax that comes only downstream
-    "gumbel": ("codes", ("encoder", "embedder", "codes")),
-    "vq": ("quantised", ("encoder", "embedder", "quantised", "codes")),
-}
+LAYERS = ("encoder", "embedder", "sem", "quantised", "bottleneck", "codes")  # in the order of computation
 
 
 class Run:
@@ -64,15 +57,16 @@ class Run:
 
     def layers(self) -> tuple[str, ...]:
         """The layers this run can be looked at, from the encoder on."""
-        return _LAYERS[self.recipe.bottleneck][1]
+        available = ("encoder", *bottlenecks.layers(self.recipe.bottleneck))
+        return tuple(layer for layer in LAYERS if layer in available)
 
     def check_layer(self, layer: str | None, temperature: Temperature | None = None) -> str:
         """The layer asked for, or the default one.
 
         A UserError if the run does not have it, or if it takes no such temperature.
         """
-        default, layers = _LAYERS[self.recipe.bottleneck]
-        layer = default if layer is None else layer
+        layers = self.layers()
+        layer = next(iter(bottlenecks.layers(self.recipe.bottleneck)), "encoder") if layer is None else layer
         if layer not in LAYERS:
             raise unknown("layer", layer, layers)
         if layer not in layers:
@@ -167,7 +161,7 @@ def represent(
         return features
     if layer == "codes":
         return bottleneck.codes(features)
-    if layer == "quantised":
+    if layer in ("quantised", "bottleneck"):
         return bottleneck(features)
     if layer == "embedder":
         quantised = isinstance(bottleneck, VectorQuantised)

@@ -96,7 +96,7 @@ def test_vector_quantisation_is_the_nearest_code_and_passes_gradients_through():
 
 
 def test_codes_are_moving_averages_of_what_chose_them():
-    vq = make("vq", decay=0.9, revive=0.0)
+    vq = make("vq", decay=0.9, dead_code_threshold=0.0)
     vq.counts.fill_(1.0)
     sums, counts = vq.codebook.double(), vq.counts.double()  # of the moving averages, written out
     for seed in range(3):
@@ -115,7 +115,7 @@ def test_codes_are_moving_averages_of_what_chose_them():
 
 def test_agrees_with_the_library_of_vector_quantisers():
     library = pytest.importorskip("vector_quantize_pytorch")
-    vq = make("vq", revive=0.0, embedder="linear", norm=None)
+    vq = make("vq", dead_code_threshold=0.0, embedder="linear", norm=None)
     vq.counts.fill_(1.0)
     theirs = library.VectorQuantize(
         dim=18,
@@ -142,19 +142,19 @@ def test_the_first_batch_places_codes_and_hardly_used_ones_are_revived():
     vq = make("vq", norm="layer")  # a layer norm gives the same z for training and evaluation
     h = torch.randn(64, 12)
     z = vq.embed(h).unflatten(-1, (6, 3)).detach()
-    vq._revive(z.transpose(0, 1))
+    vq._restart_dead_codes(z.transpose(0, 1))
     nearest = (vq.codebook[None] - z[:, :, None]).square().sum(-1).amin(0)
     assert nearest.max() == 0  # each code is one of the samples
     assert (vq.counts == 64 / 4).all()
     before = vq.codebook.clone()
     vq.counts[2, 1] = 0.01
-    vq._revive(z.transpose(0, 1) + 100)
+    vq._restart_dead_codes(z.transpose(0, 1) + 100)
     assert (vq.codebook[2, 1] > 50).all()
     vq.codebook[2, 1] = before[2, 1]
     assert torch.equal(vq.codebook, before)
 
 
-@pytest.mark.parametrize("options", [{"revive": 0.0}, {"decay": 0.0}])
+@pytest.mark.parametrize("options", [{"dead_code_threshold": 0.0}, {"decay": 0.0}])
 def test_codes_that_none_chose_stay_numbers(options):
     vq = make("vq", **options)
     for _ in range(5):
@@ -420,7 +420,7 @@ def test_mistakes_are_one_sentence(call, words):
         ({"vq.decay": 1.0}, "vq.decay is 1.0"),
         ({"vq.dimensions": 0}, "vq.dimensions is 0"),
         ({"vq.commitment": -1}, "vq.commitment is -1"),
-        ({"vq.revive": 2}, "vq.revive is 2"),
+        ({"vq.dead_code_threshold": 2}, "vq.dead_code_threshold is 2"),
         ({"optim.embedder_weight_decay": -1}, "embedder_weight_decay is -1"),
     ],
 )

@@ -52,7 +52,7 @@ def methods(arguments: list[str]) -> None:
 
     Parser("methods", description="The methods and their options.").parse(arguments)
     rows = [
-        [name, ", ".join(f"{option} {value}" for option, value in methods.options(name).items())]
+        [name, ", ".join(f"{o.name} {o.default}" for o in methods.options(name).values())]
         for name in methods.names()
     ]
     table("methods", ["name", "options (as --NAME.OPTION)"], rows)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simplicia.cli.options import Parser, add_settings, described, positive, remarks
+from simplicia.cli.options import Parser, add_settings, described, positive
 from simplicia.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ def with_settings(
     method = first.parse_known_args(arguments)[0].method
     setters = add_settings(parser, recipe, skip=("name", "options"))
     group = parser.add_argument_group(f"options of {method}")
-    said, own = remarks(methods.kind(method)), recipe.options if method == recipe.method else {}
-    for option, default in methods.options(method).items():
-        flag, shown = f"--{method}.{option.replace('_', '-')}", own.get(option, default)
-        takes, helped = "X" if isinstance(default, float) else "N", described(said.get(option), shown)
-        group.add_argument(flag, type=type(default), metavar=takes, help=helped)
-        setters[f"{method}.{option}"] = f"options.{option}"
+    own = recipe.options if method == recipe.method else {}
+    for name, option in methods.options(method).items():
+        flag, metavar = f"--{method}.{name.replace('_', '-')}", "X" if option.type is float else "N"
+        text = described(option.help, own.get(name, option.default))
+        group.add_argument(flag, type=option.type, metavar=metavar, help=text)
+        setters[f"{method}.{name}"] = f"options.{name}"
     for word in arguments:
         other = word.removeprefix("--").partition(".")[0]
         if word.startswith("--") and "." in word and other in methods.names() and other != method:

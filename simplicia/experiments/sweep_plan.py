@@ -121,7 +121,7 @@ def _typed(recipe: Recipe, name: str, value: Any) -> Choice:
     """A value as the type its setting has."""
     if name.startswith("options."):
         option = name.removeprefix("options.")
-        return convert(value, type(methods.options(recipe.method)[option]), name)
+        return convert(value, methods.options(recipe.method)[option].type, name)
     values = as_dict(with_changes(recipe, {name: value}))
     for part in name.split("."):
         values = values[part]

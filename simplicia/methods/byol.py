@@ -1,13 +1,18 @@
 """BYOL (Grill et al., https://arxiv.org/abs/2006.07733)."""
 
+from typing import Annotated
+
 from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.layers import mlp
 from simplicia.methods.base import Bottleneck, Branch, TargetMethod
+from simplicia.methods.registry import register
 from simplicia.sem import Temperature
+from simplicia.settings import Range
 
 
+@register("byol")
 class BYOL(TargetMethod):
     """A predictor on one view must match the target network's projection of the other; no negatives."""
 
@@ -16,10 +21,10 @@ class BYOL(TargetMethod):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 4096,  # width of the hidden layers of projector and predictor
-        out: int = 256,  # width of the projector's output
-        momentum: float = 0.99,  # of the target's moving average, at first
-        final_momentum: float = 1.0,  # of the target's moving average, at the end
+        hidden: Annotated[int, "width of the hidden layers of projector and predictor", Range(low=1)] = 4096,
+        out: Annotated[int, "width of the projector's output", Range(low=1)] = 256,
+        momentum: Annotated[float, "target's EMA momentum at first", Range(0, 1)] = 0.99,
+        final_momentum: Annotated[float, "target's EMA momentum at the end", Range(0, 1)] = 1.0,
     ):
         projector = mlp(bottleneck.out_features, hidden, out, blocks=bottleneck.blocks)
         super().__init__(encoder, bottleneck, projector, second_temperature, momentum, final_momentum)

@@ -1,6 +1,7 @@
 """DINO (Caron et al., https://arxiv.org/abs/2104.14294)."""
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,12 @@ from simplicia import losses
 from simplicia.distributed import average
 from simplicia.layers import Prototypes, mlp
 from simplicia.methods.base import Bottleneck, Branch, TargetMethod
+from simplicia.methods.registry import register
 from simplicia.sem import Temperature
+from simplicia.settings import Range
 
 
+@register("dino")
 class DINO(TargetMethod):
     """The student must predict the centred and sharpened output of its own moving average."""
 
@@ -25,17 +29,19 @@ class DINO(TargetMethod):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,  # width of the projector's hidden layers
-        out: int = 256,  # width of the projector's output
-        prototypes: int = 4096,  # how many
-        student_temperature: float = 0.1,  # of the student's guesses
-        teacher_temperature: float = 0.04,  # of the teacher's, at first
-        final_teacher_temperature: float = 0.07,  # of the teacher's, after the warm-up
-        warmup_epochs: int = 50,  # of the teacher's temperature
-        center_momentum: float = 0.9,  # of the teacher's mean, which is taken off
-        frozen_epochs: int = 1,  # during which the prototypes stay as they are
-        momentum: float = 0.9995,  # of the target's moving average, at first
-        final_momentum: float = 1.0,  # of the target's moving average, at the end
+        hidden: Annotated[int, "width of the projector's hidden layers", Range(low=1)] = 2048,
+        out: Annotated[int, "width of the projector's output", Range(low=1)] = 256,
+        prototypes: Annotated[int, "number of prototypes", Range(low=1)] = 4096,
+        student_temperature: Annotated[float, "student's temperature", Range(above=0)] = 0.1,
+        teacher_temperature: Annotated[float, "teacher's temperature at first", Range(above=0)] = 0.04,
+        final_teacher_temperature: Annotated[
+            float, "teacher's temperature at the end", Range(above=0)
+        ] = 0.07,
+        warmup_epochs: Annotated[int, "epochs over which the teacher's temperature rises", Range(low=0)] = 50,
+        center_momentum: Annotated[float, "momentum of the teacher's centre", Range(0, 1)] = 0.9,
+        frozen_epochs: Annotated[int, "epochs before the prototypes start to learn", Range(low=0)] = 1,
+        momentum: Annotated[float, "target's EMA momentum at first", Range(0, 1)] = 0.9995,
+        final_momentum: Annotated[float, "target's EMA momentum at the end", Range(0, 1)] = 1.0,
     ):
         width, blocks = bottleneck.out_features, bottleneck.blocks
         trunk = mlp(width, hidden, out, layers=3, norm=False, activation=nn.GELU, blocks=blocks)

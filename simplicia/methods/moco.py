@@ -1,6 +1,7 @@
 """MoCo v2, symmetric, with one queue per view (He et al., https://arxiv.org/abs/1911.05722)."""
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +10,12 @@ from torch import Tensor, nn
 from simplicia import losses
 from simplicia.layers import mlp
 from simplicia.methods.base import Bottleneck, Branch, Queue, TargetMethod
+from simplicia.methods.registry import register
 from simplicia.sem import Temperature
+from simplicia.settings import Range
 
 
+@register("moco")
 class MoCo(TargetMethod):
     """A query must find the target network's key of the other view among a queue of earlier keys."""
 
@@ -20,12 +24,12 @@ class MoCo(TargetMethod):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,  # width of the projector's hidden layers
-        out: int = 128,  # width of the projector's output
-        temperature: float = 0.2,  # of the loss
-        queue: int = 32768,  # how many keys of earlier batches
-        momentum: float = 0.99,  # of the target's moving average, at first
-        final_momentum: float = 0.999,  # of the target's moving average, at the end
+        hidden: Annotated[int, "width of the projector's hidden layers", Range(low=1)] = 2048,
+        out: Annotated[int, "width of the projector's output", Range(low=1)] = 128,
+        temperature: Annotated[float, "temperature of the loss", Range(above=0)] = 0.2,
+        queue: Annotated[int, "number of earlier keys kept as negatives", Range(low=1)] = 32768,
+        momentum: Annotated[float, "target's EMA momentum at first", Range(0, 1)] = 0.99,
+        final_momentum: Annotated[float, "target's EMA momentum at the end", Range(0, 1)] = 0.999,
     ):
         projector = mlp(bottleneck.out_features, hidden, out, norm=False, blocks=bottleneck.blocks)
         super().__init__(encoder, bottleneck, projector, second_temperature, momentum, final_momentum)

@@ -1,15 +1,19 @@
 """SimCLR (Chen et al., https://arxiv.org/abs/2002.05709)."""
 
 import math
+from typing import Annotated
 
 from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.layers import mlp
 from simplicia.methods.base import Bottleneck, Branch, Method
+from simplicia.methods.registry import register
 from simplicia.sem import Temperature
+from simplicia.settings import Range
 
 
+@register("simclr")
 class SimCLR(Method):
     """Two views of an image attract, all other images of the batch repel."""
 
@@ -18,9 +22,9 @@ class SimCLR(Method):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,  # width of the projector's hidden layers
-        out: int = 256,  # width of the projector's output
-        temperature: float = 0.2,  # of the loss
+        hidden: Annotated[int, "width of the projector's hidden layers", Range(low=1)] = 2048,
+        out: Annotated[int, "width of the projector's output", Range(low=1)] = 256,
+        temperature: Annotated[float, "temperature of the loss", Range(above=0)] = 0.2,
     ):
         projector = mlp(bottleneck.out_features, hidden, out, norm=False, blocks=bottleneck.blocks)
         super().__init__(encoder, bottleneck, projector, second_temperature)

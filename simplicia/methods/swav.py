@@ -1,6 +1,7 @@
 """SwAV (Caron et al., https://arxiv.org/abs/2006.09882)."""
 
 import math
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +10,12 @@ from torch import Tensor, nn
 from simplicia import losses
 from simplicia.layers import Prototypes, mlp
 from simplicia.methods.base import Bottleneck, Branch, Method, Queue
+from simplicia.methods.registry import register
 from simplicia.sem import Temperature
+from simplicia.settings import Range
 
 
+@register("swav")
 class SwAV(Method):
     """Each view must predict to which prototypes the other view was assigned."""
 
@@ -22,15 +26,15 @@ class SwAV(Method):
         encoder: nn.Module,
         bottleneck: Bottleneck,
         second_temperature: Temperature | None = None,
-        hidden: int = 2048,  # width of the projector's hidden layers
-        out: int = 128,  # width of the projector's output
-        prototypes: int = 3000,  # how many
-        temperature: float = 0.1,  # of the loss
-        epsilon: float = 0.05,  # of Sinkhorn
-        iterations: int = 3,  # of Sinkhorn
-        queue: int = 3840,  # how many projections of earlier batches
-        queue_start: int = 50,  # the epoch from which the queue takes part in the assignment
-        frozen_epochs: int = 2,  # during which the prototypes stay as they are
+        hidden: Annotated[int, "width of the projector's hidden layers", Range(low=1)] = 2048,
+        out: Annotated[int, "width of the projector's output", Range(low=1)] = 128,
+        prototypes: Annotated[int, "number of prototypes", Range(low=1)] = 3000,
+        temperature: Annotated[float, "temperature of the loss", Range(above=0)] = 0.1,
+        epsilon: Annotated[float, "temperature of the Sinkhorn assignment", Range(above=0)] = 0.05,
+        iterations: Annotated[int, "iterations of the Sinkhorn assignment", Range(low=1)] = 3,
+        queue: Annotated[int, "earlier projections that join the assignment", Range(low=1)] = 3840,
+        queue_start: Annotated[int, "first epoch that uses the queue", Range(low=0)] = 50,
+        frozen_epochs: Annotated[int, "epochs before the prototypes start to learn", Range(low=0)] = 2,
     ):
         projector = mlp(bottleneck.out_features, hidden, out, blocks=bottleneck.blocks)
         super().__init__(encoder, bottleneck, projector, second_temperature)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
@@ -13,7 +13,7 @@ from simplicia.data.augmentation import ViewSettings
 from simplicia.errors import UserError, unknown
 from simplicia.files import atomic_write
 from simplicia.methods.base import Network
-from simplicia.settings import as_dict, check_seed, convert, from_dict
+from simplicia.settings import Formerly, as_dict, check_seed, from_dict
 
 
 @dataclass
@@ -37,7 +37,8 @@ class VqSettings:
     dimensions: int = 32  # of each code
     commitment: float = 0.25  # weight of the commitment loss
     decay: float = 0.99  # of the codes' moving averages
-    revive: float = 0.1  # share of the average use below which a code is replaced
+    # share of the average use below which a code is replaced
+    dead_code_threshold: Annotated[float, Formerly("revive")] = 0.1
 
 
 @dataclass
@@ -142,7 +143,7 @@ class Recipe:
             encoders.check(self.encoder)
         if self.bottleneck not in bottlenecks.names():
             raise unknown("bottleneck", self.bottleneck, bottlenecks.names())
-        self._validate_options()
+        self.options = methods.converted(self.method, self.options)
         for name in ("temperature", "second_temperature"):
             value = getattr(self.sem, name)
             if value is not None and not 0 <= value < math.inf:
@@ -160,7 +161,7 @@ class Recipe:
             raise UserError(f"vq.dimensions is {self.vq.dimensions}; it must be at least 1")
         if not 0 <= self.vq.commitment < math.inf:
             raise UserError(f"vq.commitment is {self.vq.commitment}; it must not be negative")
-        for name in ("decay", "revive"):
+        for name in ("decay", "dead_code_threshold"):
             if not 0 <= getattr(self.vq, name) < 1:
                 raise UserError(f"vq.{name} is {getattr(self.vq, name)}; it must be from 0 to below 1")
         for value in self.online_temperatures:
@@ -181,25 +182,6 @@ class Recipe:
             raise UserError(f"views.{error}") from None
         if len(self.views.blur) != 2:
             raise UserError(f"views.blur is {self.views.blur}; a method takes 2 views, so give 2 entries")
-
-    def _validate_options(self) -> None:
-        """Check the method's options, and make them of the types that it takes."""
-        known = methods.options(self.method)
-        options: dict[str, Any] = {}
-        for option, value in self.options.items():
-            if option not in known:
-                raise unknown(f"option of method {self.method!r}:", option, known)
-            name = f"{self.method}.{option}"
-            value = options[option] = convert(value, type(known[option]), name)
-            epochs = "epochs" in option or option == "queue_start"
-            if isinstance(value, int) and value < (0 if epochs else 1):
-                raise UserError(f"{name} is {value}; it must be at least {0 if epochs else 1}")
-            if ("temperature" in option or option == "epsilon") and not 0 < value < math.inf:
-                raise UserError(f"{name} is {value}; it must be positive")
-            most = 1 if "momentum" in option else math.inf
-            if not 0 <= value <= most or value == math.inf:
-                raise UserError(f"{name} is {value}; it must be a number from 0 to {most}")
-        self.options = options
 
     @property
     def stored(self) -> int:
@@ -240,7 +222,7 @@ class Recipe:
         encoder: Any = self._encoder()
         settings = dataclasses.asdict(self.sem) | dataclasses.asdict(self.vq)
         settings["norm"] = None if self.sem.norm == "none" else self.sem.norm
-        options = {name: settings[name] for name in bottlenecks.options(self.bottleneck)}
+        options = {name: settings[name] for name in bottlenecks.options(self.bottleneck) if name in settings}
         bottleneck: Any = bottlenecks.create(self.bottleneck, encoder.out_features, **options)
         second = self.sem.second_temperature if "temperature" in options else None
         method = methods.create(self.method, encoder, bottleneck, second, **self.options)

@@ -1,14 +1,16 @@
 """The named recipes: a table that reads like the paper's.
 
-``<data set>-<method>[-sem]`` for cifar100, cifar10 and shapes, and ``<method>[-sem]`` for one's own images,
-where image size, encoder, stem and batch are chosen from the images. BYOL also has what SEM is compared
-with: ``-embed``, ``-gumbel``, ``-vq``, and ``-sem8`` with eight diagonal blocks. The numbers are those of the
-paper's experiments (ResNet-18, batch 256, 1000 epochs); each method's own constants are its defaults. For
-ImageNet there is what the paper trained there, BYOL without and with SEM.
+``<data set>-<method>[-sem]`` for cifar100, cifar10 and shapes, and ``<method>[-sem]`` for your own images, which
+determine image size, encoder, stem and batch size. ``-sem8`` is SEM with eight diagonal blocks. BYOL also has a
+recipe for every other bottleneck: ``-embed``, ``-gumbel``, ``-vq``. The numbers are those of the paper's
+experiments (ResNet-18, batch 256, 1000 epochs); a method's constants are the defaults of its options. For ImageNet
+there are the paper's two: BYOL without and with SEM. A method that is not in the table has the default settings
+and those it recommends.
 """
 
 from typing import Any
 
+from simplicia import bottlenecks, methods
 from simplicia.errors import unknown
 from simplicia.settings import with_changes
 from simplicia.train.recipe import Recipe
@@ -98,33 +100,55 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def names() -> list[str]:
     """All recipes by name."""
-    heads = [f"{data}-" for data in DATA if data not in ("imagenet", "own")] + [""]
-    tails = {method: list(TAILS) if method == "byol" else ["", "-sem"] for method in TABLE}
-    found = [f"{head}{method}{tail}" for head in heads for method in TABLE for tail in tails[method]]
-    return [*found, "imagenet-byol", "imagenet-byol-sem"]
+    return list(_parts())
 
 
 def get(name: str) -> Recipe:
     """The recipe of that name."""
-    if name not in names():
-        raise unknown("recipe", name, names())
-    tail = next((tail for tail in TAILS if tail and name.endswith(tail)), "")
-    head, _, method = name.removesuffix(tail).rpartition("-")
-    optimiser, lr, decay, jitter, solarise, (tau, second) = TABLE[method]
+    parts = _parts()
+    if name not in parts:
+        raise unknown("recipe", name, parts)
+    data, method, tail = parts[name]
     changes: dict[str, Any] = {
         "name": name,
         "method": method,
+        **_row(method),
+        **methods.recommended(method),
+        **DATA[data],
+        **MORE.get(method, {}),
+        **_tails()[tail],
+    }
+    if data == "shapes":
+        changes |= {"options": SMALL.get(method, {})} | (SMALL_VQ if tail == "-vq" else {})
+        changes["optim.lr"] = 0.05 if method in ("barlow", "vicreg") else 0.5  # their losses are sums
+    return with_changes(Recipe(), changes)
+
+
+def _parts() -> dict[str, tuple[str, str, str]]:
+    """Data set, method and tail of every recipe."""
+    parts = {}
+    for data in ("cifar100", "cifar10", "shapes", "own"):
+        for method in [*TABLE, *(name for name in methods.names() if name not in TABLE)]:
+            for tail in _tails() if method == "byol" else ("", "-sem", "-sem8"):
+                head = "" if data == "own" else f"{data}-"
+                parts[f"{head}{method}{tail}"] = data, method, tail
+    return parts | {f"imagenet-byol{tail}": ("imagenet", "byol", tail) for tail in ("", "-sem")}
+
+
+def _tails() -> dict[str, dict[str, Any]]:
+    """What follows a method's name; a bottleneck without a row of its own has its default options."""
+    others = {f"-{name}": {"bottleneck": name} for name in bottlenecks.names() if name != "none"}
+    return TAILS | {tail: changes for tail, changes in others.items() if tail not in TAILS}
+
+
+def _row(method: str) -> dict[str, Any]:
+    """The settings in a method's row of the table."""
+    if method not in TABLE:
+        return {}
+    optimiser, lr, decay, jitter, solarise, (tau, second) = TABLE[method]
+    return {
         "optim": {"name": optimiser, "lr": lr, "weight_decay": decay},
         "views": dict(zip(("brightness", "contrast", "saturation", "hue"), jitter, strict=True)),
         "views.solarise": solarise,
         "sem": {"temperature": tau, "second_temperature": None if second == tau else second},
-        **DATA[head or "own"],
-        **MORE.get(method, {}),
-        **TAILS[tail],
     }
-    if head == "shapes":
-        changes |= {"options": SMALL[method]} | (SMALL_VQ if tail == "-vq" else {})
-        changes["optim.lr"] = (
-            0.05 if method in ("barlow", "vicreg") else 0.5
-        )  # their losses are sums, not means
-    return with_changes(Recipe(), changes)

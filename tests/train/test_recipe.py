@@ -36,7 +36,7 @@ def test_a_recipe_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 def test_names_cover_three_sets_and_ones_own_images():
     names = recipes.names()
-    assert len(names) == len(set(names)) == 4 * (7 * 2 + 4) + 2
+    assert len(names) == len(set(names)) == 4 * (7 * 3 + 3) + 2
     assert {"cifar100-byol-sem", "cifar10-vicreg", "shapes-dino-sem", "byol", "moco-sem"} <= set(names)
 
 

@@ -1,0 +1,122 @@
+"""Vector quantisation with moving-average codebooks (van den Oord et al., https://arxiv.org/abs/1711.00937)."""
+
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from simplicia.bottlenecks.registry import register
+from simplicia.distributed import agreed, average, gather
+from simplicia.sem import Embedder, Temperature
+from simplicia.settings import Formerly, Range
+
+
+@register("vq", layers=("quantised", "embedder", "codes"))
+class VectorQuantised(nn.Module):
+    """Replaces each of L embedded vectors by the nearest of V codes; each position has its own codebook.
+
+    The gradient passes straight through; ``penalty`` is the commitment loss, which keeps the embedding near
+    its codes. A code is the moving average of the vectors that chose it. A dead code, one that is rarely
+    chosen, restarts at a random sample, which is also how the first batch initialises the codebook. No step
+    synchronises with the host.
+    """
+
+    codebook: Tensor
+    counts: Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        simplices: int = 512,  # L, the codebooks
+        vertices: int = 128,  # V, the codes of each
+        dimensions: Annotated[int, "dimensions of each code", Range(low=1)] = 32,
+        norm: Literal["batch", "layer"] | None = "batch",
+        embedder: Literal["linear", "identity", "mlp"] = "linear",
+        blocks: int = 1,
+        commitment: Annotated[float, "weight of the commitment loss", Range(low=0)] = 0.25,
+        decay: Annotated[float, "decay of the codes' moving averages", Range(low=0, below=1)] = 0.99,
+        dead_code_threshold: Annotated[
+            float,
+            "a code used less than this share of the average restarts",
+            Range(low=0, below=1),
+            Formerly("revive"),
+        ] = 0.1,
+    ):
+        super().__init__()
+        if vertices < 1:
+            raise ValueError(f"vertices is {vertices}; it must be at least 1")
+        self.embed = Embedder(in_features, simplices, dimensions, norm=norm, embedder=embedder, blocks=blocks)
+        self.simplices, self.vertices, self.dimensions = simplices, vertices, dimensions
+        self.out_features, self.blocks = self.embed.out_features, blocks
+        self.commitment, self.decay, self.dead_code_threshold = commitment, decay, dead_code_threshold
+        self.views = 1  # how many views a batch concatenates; each updates the codes in turn
+        self.penalty: float | Tensor = 0.0
+        self.register_buffer("codebook", torch.randn(simplices, vertices, dimensions))
+        self.register_buffer("counts", torch.zeros(simplices, vertices))  # 0: not initialised
+
+    def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
+        z = self._split(h)
+        parts = z.detach().chunk(self.views, dim=1) if self.training else [z.detach()]
+        quantised = torch.cat([self._quantise(part) for part in parts], dim=1)
+        self.penalty = self.commitment * (z - quantised).square().mean()
+        return self._join(quantised + (z - z.detach()), h)
+
+    def logits(self, h: Tensor) -> Tensor:
+        """Minus the squared distance to each code, up to a constant: (..., in) -> (..., L*V)."""
+        return self._join(self._scores(self._split(h)), h)
+
+    def codes(self, h: Tensor) -> Tensor:
+        """The index of the nearest code of each codebook: (..., in_features) -> (..., simplices)."""
+        return self._scores(self._split(h)).argmax(-1).T.reshape(*h.shape[:-1], self.simplices)
+
+    def _split(self, h: Tensor) -> Tensor:
+        """The embedded vectors by codebook, (L, N, dimensions)."""
+        return self.embed(h).float().reshape(-1, self.simplices, self.dimensions).transpose(0, 1)
+
+    def _join(self, parts: Tensor, h: Tensor) -> Tensor:
+        return parts.transpose(0, 1).reshape(*h.shape[:-1], self.simplices * parts.shape[-1])
+
+    def _scores(self, z: Tensor) -> Tensor:
+        with torch.autocast("cuda" if z.is_cuda else "cpu", enabled=False):
+            products = torch.bmm(z, self.codebook.transpose(1, 2))
+            return 2 * products - self.codebook.square().sum(-1)[:, None]
+
+    @torch.no_grad()
+    def _quantise(self, z: Tensor) -> Tensor:
+        """The nearest codes of one view; in training, they then move towards it."""
+        if self.training:
+            self._restart_dead_codes(z)
+        codes = self._scores(z).argmax(-1)
+        quantised = self._take(self.codebook, codes)
+        if self.training:
+            self._update_codes(z, codes)
+        return quantised
+
+    def _restart_dead_codes(self, z: Tensor) -> None:
+        fair = z.shape[1] / self.vertices
+        dead = self.counts < self.dead_code_threshold * fair
+        everyone = gather(z.transpose(0, 1)).transpose(0, 1)  # processes share their codebooks
+        picks = agreed(torch.randint(everyone.shape[1], self.counts.shape, device=z.device))
+        self.codebook.copy_(torch.where(dead[..., None], self._take(everyone, picks), self.codebook))
+        self.counts.copy_(torch.where(dead, fair, self.counts))
+
+    def _update_codes(self, z: Tensor, codes: Tensor) -> None:
+        """Move each code to (moving average of the sum) / (moving average of the count) of its vectors."""
+        chosen = (codes[..., None] == torch.arange(self.vertices, device=z.device)).to(z.dtype)
+        with torch.autocast("cuda" if z.is_cuda else "cpu", enabled=False):
+            sums = average(torch.bmm(chosen.transpose(1, 2), z))
+        counts = average(chosen.sum(1))
+        self.counts.lerp_(counts, 1 - self.decay)
+        pull = sums - counts[..., None] * self.codebook
+        counts = self.counts[..., None].clamp_min(torch.finfo(z.dtype).tiny)  # an unused code stays
+        self.codebook.addcdiv_(pull, counts, value=1 - self.decay)
+
+    @staticmethod
+    def _take(table: Tensor, indices: Tensor) -> Tensor:
+        return table.gather(1, indices[..., None].expand(-1, -1, table.shape[-1]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "penalty": 0.0}  # its graph cannot be copied
+
+    def extra_repr(self) -> str:
+        return f"simplices={self.simplices}, vertices={self.vertices}, dimensions={self.dimensions}"
