@@ -1,11 +1,11 @@
 """The named recipes: a table that reads like the paper's.
 
-``<data set>-<method>[-sem]`` for cifar100, cifar10 and shapes, and ``<method>[-sem]`` for your own images, which
-determine image size, encoder, stem and batch size. ``-sem8`` is SEM with eight diagonal blocks. BYOL also has a
-recipe for every other bottleneck: ``-embed``, ``-gumbel``, ``-vq``. The numbers are those of the paper's
-experiments (ResNet-18, batch 256, 1000 epochs); a method's constants are the defaults of its options. For ImageNet
-there are the paper's two: BYOL without and with SEM. A method that is not in the table has the default settings
-and those it recommends.
+``<data set>-<method>[-sem]`` for cifar100, cifar10 and shapes, and ``<method>[-sem]`` for your own images,
+which determine image size, encoder, stem and batch size. ``-sem8`` is SEM with eight diagonal blocks. BYOL
+also has a recipe for every other bottleneck: ``-embed``, ``-gumbel``, ``-vq``. The numbers are those of the
+paper's experiments (ResNet-18, batch 256, 1000 epochs); a method's constants are the defaults of its
+options. For ImageNet there are the paper's two: BYOL without and with SEM. A method that is not in the
+table has the default settings and those it recommends.
 """
 
 from typing import Any
