@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from simplicia import bottlenecks, pretrain
-from simplicia.evaluate.features import labelled
+from simplicia.evaluate.features import load_labelled
 from simplicia.evaluate.knn import knn
 from simplicia.provenance import commit
 
@@ -24,7 +24,7 @@ def main(out: str = "results/shapes/bottlenecks.json") -> None:
             still = {"optim.lr": 0.0, "optim.warmup_lr": 0.0, "optim.min_lr": 0.0}
             fresh = pretrain(recipe, out=f"{folder}/fresh", quiet=True, epochs=1, **still)
             for layer in ("encoder", *({run.check_layer(None)} - {"encoder"})):
-                trained, untrained = (knn(r, *labelled(r), layer)["accuracy"] for r in (run, fresh))
+                trained, untrained = (knn(r, *load_labelled(r), layer)["accuracy"] for r in (run, fresh))
                 row = {"bottleneck": name, "recipe": recipe, "epochs": run.recipe.epochs, "layer": layer}
                 rows.append(row | {"knn_accuracy": trained, "untrained_knn_accuracy": untrained})
                 rows[-1] |= {"seconds": run.state["seconds"], "seed": run.recipe.seed, "commit": at}

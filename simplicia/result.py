@@ -1,8 +1,7 @@
-"""What a measurement produced, with what is needed to believe it: typed, read and written in one place.
+"""Typed results of measurements, and the one place that reads and writes them.
 
-A file of results is flat JSON: the fields of the dataclass and, beside them, whatever else the protocol
-reports (``details``). Files come from strangers as well, so everything that is read is checked here, once;
-the rest of the package trusts a record.
+A result file is flat JSON: the fields of the dataclass, then the protocol's own entries (``details``). Files
+may come from strangers, so ``from_json`` checks every value; the rest of the package trusts a record.
 """
 
 import dataclasses
@@ -10,9 +9,11 @@ import hashlib
 import json
 import math
 import re
+import statistics
 import types
 import typing
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +21,7 @@ from typing import Any, Self
 from simplicia.errors import UserError
 from simplicia.files import atomic_write
 
-LARGEST = 1e300  # larger numbers cannot be computed with
+LARGEST = 1e300  # arithmetic with larger numbers overflows
 
 
 @dataclass
@@ -29,45 +30,62 @@ class Record:
 
     details: dict[str, Any] = field(default_factory=dict, kw_only=True)
 
+    NULLABLE: typing.ClassVar[tuple[str, ...]] = ()  # fields that are written even if None
+
+    @classmethod
+    def make(cls, /, **values: Any) -> Self:
+        """Build a record; values that are no fields become details."""
+        names = _field_names(cls)
+        details = {name: value for name, value in values.items() if name not in names}
+        return cls(**{name: value for name, value in values.items() if name in names}, details=details)
+
+    def replace(self, /, **changes: Any) -> Self:
+        """Return a copy with some fields or details changed."""
+        fields = {name: getattr(self, name) for name in _field_names(type(self))}
+        return type(self).make(**{**fields, **self.details, **changes})
+
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """A record from parsed JSON; a ValueError names the first field that has the wrong type."""
+        """Build a record from parsed JSON; a ValueError names the first field that has the wrong type."""
         if not isinstance(value, dict):
             raise ValueError(f"it is a {type(value).__name__}, not an object")
-        hints, names = typing.get_type_hints(cls), _field_names(cls)
-        for name in names:
+        hints = typing.get_type_hints(cls)
+        for name in _field_names(cls):
             if name in value and not _fits(value[name], hints[name]):
                 raise ValueError(f"{name} is {str(value[name])[:80]!r}")
-        known = {name: value[name] for name in names if name in value}
-        try:
-            return cls(**known, details={k: v for k, v in value.items() if k not in names})
-        except TypeError:
-            missing = [f.name for f in dataclasses.fields(cls) if _is_required(f) and f.name not in value]
-            raise ValueError(f"it lacks {', '.join(missing)}") from None
+        missing = [f.name for f in dataclasses.fields(cls) if _is_required(f) and f.name not in value]
+        if missing:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return cls.make(**{str(name): part for name, part in value.items() if name != "details"})
 
     def to_json(self) -> dict[str, Any]:
-        """The flat dictionary that is written; fields that are None are left out."""
-        own = {name: getattr(self, name) for name in _field_names(type(self))}
-        return {name: value for name, value in own.items() if value is not None} | self.details
+        """Return the flat dictionary that a file holds, without the fields that are None."""
+        values = {name: getattr(self, name) for name in _field_names(type(self))}
+        set_values = {n: v for n, v in values.items() if v is not None or n in self.NULLABLE}
+        return set_values | self.details
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """A record from its file; a UserError if it cannot be read as one."""
+        """Read a record from its file; a UserError if the file holds none."""
+        value = _read_json(path)
         try:
-            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path} cannot be read as a result: {str(error).splitlines()[0]}") from error
+            return cls.from_json(value)
+        except ValueError as error:
+            raise UserError(f"{path} cannot be read as a result: {error}") from error
 
     def write(self, path: Path) -> Path:
-        """Write the record as JSON, all of it or nothing."""
+        """Write the record as JSON, atomically."""
         write_json(path, self.to_json())
         return path
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name) if name in _field_names(type(self)) else self.details[name]
 
+    def __contains__(self, name: object) -> bool:
+        return self.get(str(name)) is not None
+
     def get(self, name: str, default: Any = None) -> Any:
-        """A field or a detail, or the default where there is none."""
+        """Return a field or a detail, or the default where it is missing or None."""
         try:
             value = self[name]
         except KeyError:
@@ -82,7 +100,7 @@ class Result(Record):
     protocol: str
     online: bool = False  # measured by a probe that learned during pre-training
     dataset: str = ""  # name of the images
-    data: str | None = None  # their name or path: what finds them again
+    data: str | None = None  # name or path to load them from
     run: str | None = None  # name of the run's recipe
     encoder: str | None = None
     method: str | None = None
@@ -117,7 +135,8 @@ class Result(Record):
     date: str | None = None
     commit: str | None = None
 
-    # details that hold rows, and what every row of them has
+    NULLABLE: typing.ClassVar = ("run_id", "layer", "temperature", "commit")
+    # details that hold rows, and the numbers that every row needs
     ROWS: typing.ClassVar = {
         "per_temperature": ("accuracy", "standard_error"),
         "trials": (),
@@ -125,7 +144,7 @@ class Result(Record):
     }
     NUMBERS: typing.ClassVar = (
         *("accuracy", "standard_error", "standard_deviation", "top5_accuracy", "temperature"),
-        *("fraction", "epochs", "regulariser", "k", "steps"),
+        *("fraction", "epochs", "regulariser"),
     )
 
     @classmethod
@@ -150,22 +169,17 @@ class Result(Record):
 
 
 def read_results(run_dir: Path) -> list[Result]:
-    """The evaluations in a run's ``results`` folder; a file of another form is left out."""
-    found = []
+    """Read the evaluations in a run's ``results`` folder, without JSON files of another form."""
+    results = []
     for path in sorted((run_dir / "results").glob("*.json")):
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path} cannot be read as a result: {str(error).splitlines()[0]}") from error
-        try:
-            found.append(Result.from_json(value))
-        except ValueError:
-            continue
-    return found
+        value = _read_json(path)
+        with suppress(ValueError):
+            results.append(Result.from_json(value))
+    return results
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON, all of it or nothing; a disk that cannot take it is a UserError."""
+    """Write JSON atomically; a UserError if the disk does not take it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
@@ -175,46 +189,49 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def percent(correct: float, total: int, top5: float | None = None) -> dict[str, float]:
-    """An accuracy in percent with its standard error; with ``top5`` correct ones, that accuracy as well."""
-
-    def share(right: float) -> tuple[float, float]:
-        p = right / total
-        return 100 * p, 100 * math.sqrt(p * (1 - p) / total)
-
-    accuracy, error = share(correct)
-    found = {"accuracy": accuracy, "standard_error": error}
-    if top5 is not None:
-        found["top5_accuracy"], found["top5_standard_error"] = share(top5)
-    return found
+    """Accuracy in percent and its standard error; with a ``top5`` count, those of the top-5 accuracy too."""
+    fields = {}
+    for prefix, count in (("", correct), ("top5_", top5)):
+        if count is not None:
+            p = count / total
+            fields[f"{prefix}accuracy"] = 100 * p
+            fields[f"{prefix}standard_error"] = 100 * math.sqrt(p * (1 - p) / total)
+    return fields
 
 
 def over_seeds(correct: Sequence[int], total: int, top5: Sequence[int] | None = None) -> dict[str, Any]:
-    """``percent`` of the mean over seeds; with several seeds, each accuracy and their standard deviation.
+    """Mean accuracy over seeds; with several seeds, also each accuracy and their standard deviation.
 
     All seeds are tested on the same images, so the standard error is that of one test.
     """
     n = len(correct)
-    found: dict[str, Any] = percent(sum(correct) / n, total, None if top5 is None else sum(top5) / n)
+    fields: dict[str, Any] = percent(sum(correct) / n, total, None if top5 is None else sum(top5) / n)
     if n > 1:
         accuracies = [100 * c / total for c in correct]
-        spread = math.sqrt(sum((a - found["accuracy"]) ** 2 for a in accuracies) / (n - 1))
-        found |= {"seed_accuracies": accuracies, "standard_deviation": spread}
-    return found
+        fields |= {"seed_accuracies": accuracies, "standard_deviation": statistics.stdev(accuracies)}
+    return fields
 
 
 def digest(text: str) -> str:
-    """Six digits that stand for a path or a list in a file's name."""
+    """Shorten a path or a list to six hexadecimal digits for a file name."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:6]
 
 
 def file_word(word: str) -> str:
-    """Somebody else's name as a part of a file's name."""
+    """Replace the characters of a name that do not belong into a file name."""
     return re.sub(r"[^A-Za-z0-9._]+", "_", word)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value from a JSON file is a number that can be computed with and shown."""
+    """Whether a JSON value is a finite number that arithmetic can handle."""
     return isinstance(value, int | float) and -LARGEST < value < LARGEST
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as a result: {str(error).splitlines()[0]}") from error
 
 
 def _field_names(cls: type) -> tuple[str, ...]:

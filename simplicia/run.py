@@ -1,7 +1,6 @@
 """A run: the folder that pre-training leaves, and the trained model in it."""
 
 import copy
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from simplicia import bottlenecks
 from simplicia.bottlenecks.vq import VectorQuantised
 from simplicia.data.image_ops import center_crop, eval_view
 from simplicia.errors import UserError, unknown
-from simplicia.files import atomic_write
 from simplicia.methods import Method
 from simplicia.methods.base import Network
+from simplicia.result import Record, write_json
 from simplicia.sem import Temperature, simplicial
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
@@ -140,15 +139,12 @@ class Run:
         stored = center_crop(as_images(images, self.recipe.stored).to(self.device), self.recipe.stored)
         return eval_view(stored, self.recipe.image_size, self.state["mean"], self.state["std"])
 
-    def write_result(self, name: str, result: dict[str, Any], path: str | Path | None = None) -> Path:
+    def write_result(
+        self, name: str, result: Record | dict[str, Any], path: str | Path | None = None
+    ) -> Path:
         """Write a measurement as JSON, by default to ``results/name.json`` of the run."""
         target = Path(path) if path is not None else self.path / "results" / f"{name}.json"
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(target) as temporary:
-                temporary.write_text(json.dumps(result, indent=1) + "\n")
-        except OSError as error:
-            raise UserError(f"the result cannot be written to {target}: {error.strerror}") from error
+        write_json(target, result.to_json() if isinstance(result, Record) else result)
         return target
 
 

@@ -55,7 +55,7 @@ from simplicia.analyze.study import Study
 from simplicia.data import datasets
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
-from simplicia.evaluate.results import of_others
+from simplicia.evaluate.make_result import data_suffix
 from simplicia.files import atomic_write
 from simplicia.run import Run
 
@@ -112,7 +112,7 @@ def analyze(
 def folder_of(run: Run, data: str | None) -> Path:
     """Where a run's analysis lies: "analysis", and of other images than its own "analysis-NAME"."""
     of = datasets.identity(data or run.recipe.data)
-    words = of_others(run, of, of if of in datasets.names() else Path(of).name)
+    words = data_suffix(run, of, of if of in datasets.names() else Path(of).name)
     return run.path / "-".join(["analysis", *words])
 
 

@@ -1,11 +1,12 @@
 """What is known of a run without looking at an image: its recipe, its log, its results, its cost."""
 
-import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from simplicia.evaluate.results import is_result
+from simplicia.errors import UserError
+from simplicia.result import Result
 from simplicia.run import Run
 from simplicia.settings import as_dict
 from simplicia.train.log import lines_of
@@ -72,12 +73,8 @@ def results(folder: Path) -> dict[str, Any]:
     """The measurements beside a run, as they are; what is no measurement is left out."""
     found = {}
     for path in sorted(folder.glob("*.json")):
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if is_result(value):
-            found[path.stem] = value
+        with suppress(UserError):
+            found[path.stem] = Result.read(path).to_json()
     return found
 
 

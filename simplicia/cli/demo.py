@@ -70,7 +70,7 @@ def demo(out: str | Path = "demo", device: str = "auto", epochs: int | None = No
     ):
         found = probe(run, train, test, layer, PROBES)
         run.write_result(f"probe-{layer}", found)
-        for row in found["per_temperature"] or [found]:
+        for row in found["per_temperature"] or [found.to_json()]:
             near = knn(run, train, test, layer, row["temperature"])
             tau = "-" if row["temperature"] is None else f"{row['temperature']:g}"
             probed = f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}"

@@ -10,9 +10,9 @@ from simplicia.errors import UserError
 
 
 def probe(arguments: list[str]) -> None:
-    from simplicia.evaluate.features import labelled
-    from simplicia.evaluate.probe import called, preset, probe, progress_bar
-    from simplicia.evaluate.results import changed, name
+    from simplicia.evaluate.features import load_labelled
+    from simplicia.evaluate.make_result import changed_settings, result_name
+    from simplicia.evaluate.probe import preset, preset_label, probe, progress_bar
     from simplicia.run import load
     from simplicia.settings import with_changes
 
@@ -34,10 +34,11 @@ def probe(arguments: list[str]) -> None:
     if given["temperatures"] is not None and layer != "sem":
         raise UserError(f"--temperatures are of layer sem; layer {layer!r} takes none")
     run.network(given["network"])
-    train, test = labelled(run, given["data"], given["data_dir"])
+    train, test = load_labelled(run, given["data"], given["data_dir"])
     with progress_bar(layer, settings, given["quiet"]) as progress:
         found = probe(run, train, test, layer, settings, given["network"], progress)
-    found |= {"preset": called(preset_name, settings), "changed": changed(settings, preset(preset_name))}
+    changes = changed_settings(settings, preset(preset_name))
+    found = found.replace(preset=preset_label(preset_name, settings), changed=changes)
     rows = found["per_temperature"] or [found]
     table(
         f"offline linear probe, {found['layer']}, {_images(found)}, {found['network']} network",
@@ -67,18 +68,18 @@ def probe(arguments: list[str]) -> None:
     if settings.seeds > 1:
         print(f"mean of {settings.seeds} seeds ± their standard deviation")
     protocol = "probe" if found["preset"] == "quick" else f"probe-{found['preset'].replace(', ', '-')}"
-    print(f"written to {run.write_result(name(run, protocol, found), found, given['json'])}")
+    print(f"written to {run.write_result(result_name(run, protocol, found), found, given['json'])}")
 
 
-def _images(found: dict[str, Any]) -> str:
+def _images(found: Any) -> str:
     """On what something was measured: who took train and test for two classes sees it here."""
     return f"{found['test_images']:,} test images of {found['dataset']}, {found['classes']} classes"
 
 
 def knn(arguments: list[str]) -> None:
-    from simplicia.evaluate.features import labelled
+    from simplicia.evaluate.features import load_labelled
     from simplicia.evaluate.knn import knn
-    from simplicia.evaluate.results import K, name
+    from simplicia.evaluate.make_result import K, result_name
     from simplicia.run import load
 
     parser = measuring(
@@ -89,7 +90,7 @@ def knn(arguments: list[str]) -> None:
     given = parser.parse(arguments)
     run = load(given.run, given.device)
     layer = run.check_layer(given.layer)
-    train, test = labelled(run, given.data, given.data_dir)
+    train, test = load_labelled(run, given.data, given.data_dir)
     found = knn(run, train, test, layer, given.temperature, given.k, network=given.network)
     table(
         f"{found['k']} nearest neighbours, {_images(found)}, {found['network']} network",
@@ -103,7 +104,7 @@ def knn(arguments: list[str]) -> None:
             ]
         ],
     )
-    print(f"written to {run.write_result(name(run, 'knn', found), found, given.json)}")
+    print(f"written to {run.write_result(result_name(run, 'knn', found), found, given.json)}")
 
 
 def compare(arguments: list[str]) -> None:
@@ -121,7 +122,7 @@ def compare(arguments: list[str]) -> None:
         "--json", nargs="?", const="-", type=_json, metavar="PATH", help="as JSON: printed, or to a file"
     )
     given = parser.parse(arguments)
-    found = compare(given.runs)
+    found = compare(given.runs).to_json()
     text = json.dumps(found, indent=1)
     if given.json == "-":
         print(text)
@@ -164,7 +165,7 @@ def _tau(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def _accuracy(row: dict[str, Any]) -> str:
+def _accuracy(row: Any) -> str:
     """An accuracy with the standard deviation over seeds if there are several, else its standard error."""
     spread = row.get("standard_deviation", row.get("standard_error"))
     return f"{row['accuracy']:.1f}" + ("" if spread is None else f" ± {spread:.1f}")

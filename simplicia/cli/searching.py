@@ -158,8 +158,8 @@ def _bound_in_theory(given: Any) -> None:
 def _bound_of_run(given: Any) -> None:
     from simplicia.analyze.tradeoff import SAMPLES, tradeoff
     from simplicia.data import datasets
-    from simplicia.evaluate.features import tell_skipped
-    from simplicia.evaluate.results import of_others
+    from simplicia.evaluate.features import report_skipped
+    from simplicia.evaluate.make_result import data_suffix
     from simplicia.run import load
 
     run = load(given.run, given.device or "auto")
@@ -171,7 +171,7 @@ def _bound_of_run(given: Any) -> None:
     test = None if train.labels is None else datasets.load(name, "test", place, size=size)
     for images in (train, test):
         if images is not None:
-            tell_skipped(images.name, images.skipped)
+            report_skipped(images.name, images.skipped)
     chosen = {} if given.temperatures is None else {"temperatures": given.temperatures}
     found = tradeoff(run, train, test, samples=samples, network=network, **chosen)
     margin = found["margin"]
@@ -190,7 +190,7 @@ def _bound_of_run(given: Any) -> None:
         f"margin: least {margin['least']:.2g}, 1st percentile {margin['percentile_1']:.2g}, "
         f"median {margin['median']:.2g}, in units of the largest magnitude, {found['scale']:.3g}"
     )
-    words = ["bound", *of_others(run, train.source or train.name, train.name)]
+    words = ["bound", *data_suffix(run, train.source or train.name, train.name)]
     words += [f"samples-{samples}"] if samples != SAMPLES else []
     words += [f"at-{'_'.join(f'{t:g}' for t in given.temperatures)}"] if given.temperatures else []
     words += [network] if network != "online" else []

@@ -7,7 +7,7 @@ from simplicia.cli.tables import table
 
 
 def transfer(arguments: list[str]) -> None:
-    from simplicia.evaluate.transfer import TransferSettings, default_layer, splits, transfer
+    from simplicia.evaluate.transfer import TransferSettings, default_layer, load_splits, transfer
 
     parser = measuring(
         "transfer",
@@ -17,7 +17,7 @@ def transfer(arguments: list[str]) -> None:
     parser.add_argument("--temperature", type=amount, help="of layer sem (default: the run's own)")
     given, settings, run = _opened(parser, TransferSettings(), arguments)
     layer = default_layer(run, given["layer"])
-    sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
+    sets = load_splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
     found = transfer(run, sets, layer, given["temperature"], settings, given["network"], given["quiet"])
     table(
         f"transfer to {found['dataset']}, logistic regression, {layer}, {found['network']} network",
@@ -31,7 +31,7 @@ def transfer(arguments: list[str]) -> None:
 
 def finetune(arguments: list[str]) -> None:
     from simplicia.evaluate.finetune import FinetuneSettings, finetune, trainable_layer
-    from simplicia.evaluate.transfer import splits
+    from simplicia.evaluate.transfer import load_splits
 
     parser = measuring(
         "finetune",
@@ -40,7 +40,7 @@ def finetune(arguments: list[str]) -> None:
     )
     given, settings, run = _opened(parser, FinetuneSettings(), arguments)
     layer = trainable_layer(run, given["layer"])
-    sets = splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
+    sets = load_splits(run, given["data"], given["data_dir"], settings.validation, settings.seed)
     found = finetune(run, sets, layer, settings, given["network"], given["quiet"])
     table(
         f"fine-tuned on {found['dataset']}, {layer}, {found['steps']} steps",
@@ -54,7 +54,7 @@ def semi(arguments: list[str]) -> None:
     from pathlib import Path
 
     from simplicia.errors import UserError
-    from simplicia.evaluate.features import labelled
+    from simplicia.evaluate.features import load_labelled
     from simplicia.evaluate.finetune import trainable_layer
     from simplicia.evaluate.semi import SemiSettings, semi
 
@@ -67,7 +67,7 @@ def semi(arguments: list[str]) -> None:
         raise UserError("--list names the labelled images and --fraction draws them; give one of the two")
     layer = trainable_layer(run, given["layer"])
     names = None if given["list"] is None else Path(given["list"])
-    train, test = labelled(run, given["data"], given["data_dir"])
+    train, test = load_labelled(run, given["data"], given["data_dir"])
     found = semi(run, train, test, layer, settings, names, given["network"], given["quiet"])
     tau = "-" if found["temperature"] is None else f"{found['temperature']:g}"
     table(
@@ -90,9 +90,9 @@ def robustness(arguments: list[str]) -> None:
     from pathlib import Path
 
     from simplicia.errors import UserError, unknown
-    from simplicia.evaluate.features import labelled
-    from simplicia.evaluate.probe import PRESETS, called, preset, preset_for
-    from simplicia.evaluate.results import changed
+    from simplicia.evaluate.features import load_labelled
+    from simplicia.evaluate.make_result import changed_settings
+    from simplicia.evaluate.probe import PRESETS, preset, preset_for, preset_label
     from simplicia.evaluate.robustness import robustness
     from simplicia.evaluate.transfer import TransferSettings, default_layer
     from simplicia.settings import with_changes
@@ -134,13 +134,14 @@ def robustness(arguments: list[str]) -> None:
     layer = default_layer(run, given["layer"]) if kind == "logistic" else run.check_layer(given["layer"])
     if given.get("temperatures") is not None and layer != "sem":
         raise UserError(f"--temperatures are of layer sem; layer {layer!r} takes none")
-    train, test = labelled(run, given["data"], given["data_dir"])
+    train, test = load_labelled(run, given["data"], given["data_dir"])
     others = [Path(path) for path in given["sets"]]
     words = layer, given.get("temperature"), settings, given["network"]
     found = robustness(run, train, test, others, given["corrupt"], *words, quiet=given["quiet"])
     protocol = "robustness"
     if kind != "logistic":
-        found |= {"preset": called(kind, settings), "changed": changed(settings, preset(kind))}
+        changes = changed_settings(settings, preset(kind))
+        found = found.replace(preset=preset_label(kind, settings), changed=changes)
         protocol = f"robustness-{found['preset'].replace(', ', '-')}"
     rows = [["clean test", "-", str(found["test_images"]), f"{found['accuracy']:.1f}"]]
     for row in found["sets"]:
@@ -156,7 +157,7 @@ def robustness(arguments: list[str]) -> None:
     _write(run, protocol, found, given["json"])
 
 
-def _numbers(found: dict[str, Any]) -> list[str]:
+def _numbers(found: Any) -> list[str]:
     return [
         f"{found['validation_accuracy']:.1f}",
         f"{found['accuracy']:.1f} ± {found['standard_error']:.1f}",
@@ -164,10 +165,10 @@ def _numbers(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _write(run: Any, protocol: str, found: dict[str, Any], path: str | None) -> None:
-    from simplicia.evaluate.results import name
+def _write(run: Any, protocol: str, found: Any, path: str | None) -> None:
+    from simplicia.evaluate.make_result import result_name
 
-    print(f"written to {run.write_result(name(run, protocol, found), found, path)}")
+    print(f"written to {run.write_result(result_name(run, protocol, found), found, path)}")
 
 
 def _opened(parser: Any, defaults: Any, arguments: list[str]) -> tuple[dict[str, Any], Any, Any]:

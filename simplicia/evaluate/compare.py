@@ -1,189 +1,213 @@
-"""Results of several runs side by side: one row for what was measured alike, one column for each run."""
+"""Compare the results of several runs: one row per way of measuring, one column per run."""
 
+import dataclasses
 import math
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from simplicia.errors import UserError
-from simplicia.evaluate import results
+from simplicia.evaluate.make_result import join_values
+from simplicia.result import Record, Result, is_number, read_results
 from simplicia.run import LAYERS
 from simplicia.train import checkpoint
 from simplicia.train.log import lines_of
 from simplicia.train.recipe import Recipe, read_yaml
 
+# details that tell apart measurements of one protocol, and how they are written
+VARIANTS = {
+    "checkpoint": "{}",
+    "preset": "{}",
+    "k": "k {}",
+    "views": "views: {}",
+    "epochs": "{} epochs",
+    "steps": "{} steps",
+    "fraction": "{:.3g} of the labels",
+    "labelled_list": "{}",
+    "list_digest": "list {}",
+    "tune_batch_size": "batch {}",
+    "weight_decay": "weight decay {}",
+}
 
-class Row(NamedTuple):
-    """What was measured and how. Cells of one row compare; those of two rows do not."""
+
+class Measurement(NamedTuple):
+    """What was measured, and how. Only accuracies of equal measurements compare."""
 
     dataset: str
     test_images: str
     when: str  # "online" or "offline"
     protocol: str
-    variant: str  # what else tells apart measurements of one protocol
+    variant: str
     network: str
     layer: str
     temperature: str
 
 
-CELL = (
-    "accuracy",
-    "standard_error",
-    "standard_deviation",
-    "top5_accuracy",
-    "temperature",
-    "selected",
-    "seeds",
-)
-Cell = dict[str, Any]
+@dataclass
+class Cell(Record):
+    """One run's accuracy."""
+
+    accuracy: float
+    standard_error: float | None = None
+    standard_deviation: float | None = None
+    top5_accuracy: float | None = None
+    temperature: float | None = None
+    selected: dict[str, Any] | None = None
+    seeds: list[int] | None = None
+
+    @classmethod
+    def of(cls, result: Result) -> "Cell":
+        return cls(**{f.name: result.get(f.name) for f in dataclasses.fields(cls) if f.name != "details"})
 
 
-def compare(runs: list[str | Path]) -> dict[str, Any]:
-    """All results of runs: ``{"runs": [...], "rows": [{dataset, online, …, "cells": [cell or None, …]}]}``.
+@dataclass
+class Row:
+    """A measurement and its cell for each run, None for a run that lacks it."""
+
+    measurement: Measurement
+    cells: list[Cell | None]
+
+    def to_json(self) -> dict[str, Any]:
+        cells = [cell and cell.to_json() for cell in self.cells]
+        return {**self.measurement._asdict(), "online": self.measurement.when == "online", "cells": cells}
+
+
+@dataclass
+class Column:
+    """A run."""
+
+    path: str
+    recipe: str
+    epochs: int
+    seed: int
+    step: int | None
+    total_steps: int | None
+
+
+@dataclass
+class Comparison:
+    """All results of some runs."""
+
+    runs: list[Column]
+    rows: list[Row]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"runs": [vars(run) for run in self.runs], "rows": [row.to_json() for row in self.rows]}
+
+
+def compare(runs: list[str | Path]) -> Comparison:
+    """Collect all results of runs, one row per measurement and one cell per run.
 
     Online and offline accuracies, data sets, layers, temperatures and protocols never share a row.
     """
-    columns, recipes, states = [], [], []
-    for folder in map(Path, runs):
-        if not (folder / "recipe.yaml").is_file():
-            raise UserError(f"{folder} is not a run: it has no recipe.yaml; give folders that pretrain wrote")
-        recipes.append(read_yaml(folder / "recipe.yaml"))
-        states.append(checkpoint.state_of(folder))
-        columns.append(_measured(folder, recipes[-1], states[-1]))
-    columns = _named(columns)
-    rows = sorted({row for column in columns for row in column}, key=_order)
+    columns, cells = [], []
+    for run_dir in map(Path, runs):
+        if not (run_dir / "recipe.yaml").is_file():
+            raise UserError(
+                f"{run_dir} is not a run: it has no recipe.yaml; give folders that pretrain wrote"
+            )
+        recipe, state = read_yaml(run_dir / "recipe.yaml"), checkpoint.state_of(run_dir)
+        steps = state.get("step"), state.get("total_steps")
+        columns.append(Column(str(run_dir), recipe.name, recipe.epochs, recipe.seed, *steps))
+        cells.append(_offline(run_dir, recipe, state) | _online(run_dir, recipe))
+    cells = _shorten_paths(cells)
+    rows = sorted({measurement for column in cells for measurement in column}, key=_order)
     if not rows:
         raise UserError(f"no results in {', '.join(map(str, runs))} yet; simplicia probe or knn makes some")
-    return {
-        "runs": [
-            {
-                "path": str(path),
-                "recipe": recipe.name,
-                "epochs": recipe.epochs,
-                "seed": recipe.seed,
-                "step": state.get("step"),
-                "total_steps": state.get("total_steps"),
-            }
-            for path, recipe, state in zip(runs, recipes, states, strict=True)
-        ],
-        "rows": [
-            {**row._asdict(), "online": row.when == "online", "cells": [c.get(row) for c in columns]}
-            for row in rows
-        ],
-    }
+    return Comparison(columns, [Row(row, [column.get(row) for column in cells]) for row in rows])
 
 
-def _named(columns: list[dict[Row, Cell]]) -> list[dict[Row, Cell]]:
-    """The same, with folders of images called by their names where these tell them apart."""
-    paths = {row.dataset for column in columns for row in column}
-    names = {path: Path(path).name or path for path in paths}
-    shared = Counter(names.values())
-    shown = {path: name if shared[name] == 1 else path for path, name in names.items()}
-    return [
-        {row._replace(dataset=shown[row.dataset]): cell for row, cell in column.items()} for column in columns
-    ]
-
-
-def _measured(folder: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Row, Cell]:
-    found: dict[Row, Cell] = {}
-    for result in results.read(folder):
-        if result.get("accuracy") is None:
+def _offline(run_dir: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Measurement, Cell]:
+    """The accuracies in a run's ``results`` folder."""
+    cells: dict[Measurement, Cell] = {}
+    for result in read_results(run_dir):
+        if result.accuracy is None:
             continue
-        if "data" not in result and result.get("dataset") == Path(recipe.data).name:
-            result = {**result, "data": recipe.data}  # of before results said where their images are
-        if _is_older(result, state):
-            result = {**result, "checkpoint": f"of an earlier checkpoint, step {result.get('pretrain_step')}"}
-        row = _row(result)
-        if several := result.get("per_temperature"):
-            rows = [{**result, **part} for part in several]
-            found |= {_row(part): _cell(part) for part in rows}
-        if several or len((result.get("grid") or {}).get("temperatures", [])) > 1:
-            row = row._replace(temperature="chosen")  # on validation images, and so each run its own
-        found[row] = _cell(result)
-    return found | _online(folder, recipe)
+        if result.data is None and result.dataset == Path(recipe.data).name:  # an early result of 0.1
+            result = result.replace(data=recipe.data)
+        if _is_outdated(result, state):
+            step = result.get("pretrain_step")
+            result = result.replace(checkpoint=f"of an earlier checkpoint, step {step}")
+        measurement = _measurement(result)
+        rows = [result.replace(**row) for row in result.get("per_temperature", [])]
+        cells |= {_measurement(row): Cell.of(row) for row in rows}
+        if rows or len(result.get("grid", {}).get("temperatures", [])) > 1:
+            measurement = measurement._replace(temperature="chosen")  # on validation images, run by run
+        cells[measurement] = Cell.of(result)
+    return cells
 
 
-def _is_older(result: Cell, state: dict[str, Any]) -> bool:
-    """Whether a measurement is of another checkpoint of a run than the one with this state."""
-    pairs = ((result.get("pretrain_step"), state.get("step")), (result.get("run_id"), state.get("id")))
-    return any(mine != its for mine, its in pairs if mine is not None and its is not None)
-
-
-def _row(result: Cell) -> Row:
-    words = {
-        "checkpoint": "{}",
-        "preset": "{}",
-        "k": "k {}",
-        "views": "views: {}",
-        "epochs": "{} epochs",
-        "steps": "{} steps",
-        "fraction": "{:.3g} of the labels",
-        "labelled_list": "{}",
-        "list_digest": "list {}",
-        "tune_batch_size": "batch {}",
-        "weight_decay": "weight decay {}",
-    }
-    temperature = result.get("temperature")
-    shown = f"{temperature:g}" if isinstance(temperature, int | float) else "-"
-    if trials := result.get("trials"):
-        epochs, temperatures = (
-            sorted({row[key] for row in trials if row.get(key) is not None})
-            for key in ("epochs", "temperature")
-        )
-        if epochs:  # those tried, which are a setting; each run may have chosen its own, and so its steps
-            result = {**result, "epochs": " or ".join(map(str, epochs)), "steps": None}
-        if len(temperatures) > 1:
-            shown = "chosen"
-    told = [text.format(result[key]) for key, text in words.items() if result.get(key) is not None]
-    if trials:
-        told.append(f"{len(trials)} trials")
-    if path := result.get("path"):
-        ends = " to ".join(f"{row['regulariser']:.3g}" for row in (path[-1], path[0]))
-        told.append(f"{len(path)} regularisers from {ends}")
-    if grid := result.get("grid"):
-        tried = math.prod(len(values) for key, values in grid.items() if key != "temperatures")
-        told.append(f"best of {tried}" if tried > 1 else "nothing to choose")
-    if len(result.get("seeds") or []) > 1:
-        told.append(f"{len(result['seeds'])} seeds")
-    told += [f"{key} {results.listed(value)}" for key, value in (result.get("changed") or {}).items()]
-    return Row(
-        str(result.get("data", result.get("dataset"))),
-        str(result.get("test_images", "-")),
-        "online" if result.get("online") else "offline",
-        str(result["protocol"]).removeprefix("offline "),
-        ", ".join(told),
-        str(result.get("network", "-")),
-        str(result.get("layer") or "-"),
-        shown,
-    )
-
-
-def _cell(result: Cell) -> Cell:
-    return {key: result[key] for key in CELL if result.get(key) is not None}
-
-
-def _online(folder: Path, recipe: Recipe) -> dict[Row, Cell]:
-    """The last accuracies that probes of the training itself wrote to the log."""
+def _online(run_dir: Path, recipe: Recipe) -> dict[Measurement, Cell]:
+    """The last accuracies that the online probes wrote to the log."""
     last: dict[str, float] = {}
-    for line in lines_of(folder / "log.jsonl"):
+    for line in lines_of(run_dir / "log.jsonl"):
         online = {k: v for k, v in line.items() if k.startswith("online_") and "_accuracy" in k}
-        last |= {k: v for k, v in online.items() if results.is_number(v)}
-    found = {}
+        last |= {k: v for k, v in online.items() if is_number(v)}
+    cells = {}
     for key, accuracy in last.items():
         layer, _, temperature = key.removeprefix("online_").replace("_accuracy", "").partition("@")
         protocol = "weighted kNN" if layer == "knn" else "linear probe"
         layer = "encoder" if layer == "knn" else layer
         if layer == "sem" and not temperature:
             temperature = f"{recipe.sem.temperature:g} (own)"
-        row = Row(recipe.data, "-", "online", protocol, "", "online", layer, temperature or "-")
-        found[row] = {"accuracy": accuracy}
-    return found
+        how = (recipe.data, "-", "online", protocol, "", "online", layer, temperature or "-")
+        cells[Measurement(*how)] = Cell(accuracy)
+    return cells
 
 
-def _order(row: Row) -> tuple:
-    layers = [*LAYERS, row.layer]
+def _is_outdated(result: Result, state: dict[str, Any]) -> bool:
+    """Whether a result belongs to another checkpoint than the run's current one."""
+    pairs = ((result.pretrain_step, state.get("step")), (result.run_id, state.get("id")))
+    return any(measured != now for measured, now in pairs if measured is not None and now is not None)
+
+
+def _measurement(result: Result) -> Measurement:
+    temperature = "-" if result.temperature is None else f"{result.temperature:g}"
+    trials = result.get("trials", [])
+    epochs, temperatures = (
+        sorted({row[key] for row in trials if row.get(key) is not None}) for key in ("epochs", "temperature")
+    )
+    if epochs:  # name the candidates: each run may have chosen another number of epochs, and so of steps
+        result = result.replace(epochs=" or ".join(map(str, epochs)), steps=None)
+    if len(temperatures) > 1:
+        temperature = "chosen"
+    variant = [text.format(result[key]) for key, text in VARIANTS.items() if key in result]
+    if trials:
+        variant.append(f"{len(trials)} trials")
+    if path := result.get("path"):
+        ends = " to ".join(f"{row['regulariser']:.3g}" for row in (path[-1], path[0]))
+        variant.append(f"{len(path)} regularisers from {ends}")
+    if grid := result.get("grid"):
+        candidates = math.prod(len(values) for key, values in grid.items() if key != "temperatures")
+        variant.append(f"best of {candidates}" if candidates > 1 else "nothing to choose")
+    if len(result.seeds) > 1:
+        variant.append(f"{len(result.seeds)} seeds")
+    variant += [f"{key} {join_values(value)}" for key, value in result.get("changed", {}).items()]
+    return Measurement(
+        result.data or result.dataset,
+        "-" if result.test_images is None else str(result.test_images),
+        "online" if result.online else "offline",
+        result.protocol.removeprefix("offline "),
+        ", ".join(variant),
+        result.network,
+        result.layer or "-",
+        temperature,
+    )
+
+
+def _shorten_paths(columns: list[dict[Measurement, Cell]]) -> list[dict[Measurement, Cell]]:
+    """Name folders of images without their path where that is unambiguous."""
+    paths = {measurement.dataset for column in columns for measurement in column}
+    names = {path: Path(path).name or path for path in paths}
+    count = Counter(names.values())
+    short = {path: name if count[name] == 1 else path for path, name in names.items()}
+    return [{m._replace(dataset=short[m.dataset]): cell for m, cell in column.items()} for column in columns]
+
+
+def _order(row: Measurement) -> tuple:
     try:
-        heat = float(row.temperature.split(" ")[0])
+        temperature = float(row.temperature.split(" ")[0])
     except ValueError:
-        heat = -1.0
-    return (*row[:6], layers.index(row.layer), heat, row.temperature)
+        temperature = -1.0
+    return (*row[:6], [*LAYERS, row.layer].index(row.layer), temperature, row.temperature)

@@ -10,38 +10,24 @@ from torch import Tensor
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
-from simplicia.evaluate.results import percent, result
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe
 
 KEPT = 4  # sets of images whose features a run remembers
-__all__ = [
-    "check_classes",
-    "check_labels",
-    "encoder_features",
-    "labelled",
-    "labelled_for",
-    "percent",
-    "result",
-]
 
 
-def labelled(run: Run, data: str | None = None, data_dir: str | None = None) -> tuple[ImageSet, ImageSet]:
-    """Train and test images with labels: of the run's own data set, or of another."""
-    return labelled_for(run.recipe, data, data_dir)
-
-
-def labelled_for(
-    recipe: Recipe, data: str | None = None, data_dir: str | None = None
+def load_labelled(
+    run: Run | Recipe, data: str | None = None, data_dir: str | None = None
 ) -> tuple[ImageSet, ImageSet]:
-    """``labelled`` for a run that may not be trained yet."""
+    """Load labelled train and test images: the run's own data set, or another one."""
+    recipe = run.recipe if isinstance(run, Run) else run
     name, directory = data or recipe.data, data_dir or recipe.data_dir
     size = datasets.decoded_size(name, recipe.stored)
     train = datasets.load(name, "train", directory, size=size)
     check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", directory, size=size)
     for images in (train, test):
-        tell_skipped(images.name, images.skipped)
+        report_skipped(images.name, images.skipped)
     if test.labels is None:
         raise UserError(
             f"the test images of {test.name} have no classes to measure with; of those in its train folder, "
@@ -51,8 +37,8 @@ def labelled_for(
     return train, test
 
 
-def tell_skipped(name: str, skipped: Sequence[tuple[str, str]]) -> None:
-    """Say which files of a set could not be read, if there are such: what is measured is without them."""
+def report_skipped(name: str, skipped: Sequence[tuple[str, str]]) -> None:
+    """Print which files of a data set could not be read, if any: evaluations go on without them."""
     if skipped:
         path, reason = skipped[0]
         others = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""

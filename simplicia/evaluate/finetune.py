@@ -21,10 +21,10 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import choose_loader
 from simplicia.devices import seeded
 from simplicia.errors import UserError
-from simplicia.evaluate.features import result
-from simplicia.evaluate.results import changed
+from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.evaluate.transfer import Splits, accuracies
 from simplicia.progress import Progress
+from simplicia.result import Result
 from simplicia.run import Run
 from simplicia.sem import simplicial
 from simplicia.settings import check_seed
@@ -86,7 +86,7 @@ class Trial(NamedTuple):
             return self.steps
         return self.epochs * max(1, images // batch_size)
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """What it says of itself in a result."""
         return {key: value for key, value in self._asdict().items() if value is not None}
 
@@ -221,7 +221,7 @@ def search(
         model = trained(train.images, train.labels, trial, f"trial {i + 1} of {len(trials)}")
         scores = predict(run, model, val.images).cpu()
         right = (scores.argmax(1) == val.labels) & scores.isfinite().all(1)  # who diverged is never right
-        rows.append({**trial.told(), "validation_accuracy": 100 * right.double().mean().item()})
+        rows.append({**trial.as_dict(), "validation_accuracy": 100 * right.double().mean().item()})
     best = trials[max(range(len(rows)), key=lambda i: rows[i]["validation_accuracy"])]
     images, labels = torch.cat([train.images, val.images]), torch.cat([train.labels, val.labels])
     return best, trained(images, labels, best, "on all images"), rows
@@ -234,7 +234,7 @@ def finetune(
     settings: FinetuneSettings | None = None,
     network: str = "online",
     quiet: bool = True,
-) -> dict[str, Any]:
+) -> Result:
     """Test accuracy of the fine-tuned run; through SEM if it has it, or only its encoder (``layer``)."""
     start = time.monotonic()
     settings = settings or FinetuneSettings()
@@ -246,14 +246,14 @@ def finetune(
     chosen, model, rows = search(run, sets.train, sets.val, trials, settings, network, quiet)
     assert sets.test.labels is not None
     guesses = tested(run, model, sets.test.images).argmax(1)
-    return result(
+    return make_result(
         run,
         "transfer, fine-tuned",
         sets.train,
         sets.test,
         network=network,
         layer=layer,
-        **chosen.told(),
+        **chosen.as_dict(),
         selected={"lr": chosen.lr},
         **accuracies(guesses, sets.test.labels),
         train_images=len(sets.train) + len(sets.val),
@@ -265,7 +265,7 @@ def finetune(
         weight_decay=settings.weight_decay,
         schedule="cosine",
         seeds=[settings.seed],
-        changed=changed(settings),
+        changed=changed_settings(settings),
         trials=rows,
         seconds=time.monotonic() - start,
     )

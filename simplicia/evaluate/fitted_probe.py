@@ -11,8 +11,8 @@ from torch import Tensor
 
 from simplicia.data.datasets import ImageSet
 from simplicia.evaluate.linear import Probes, fast_products, rows
+from simplicia.evaluate.make_result import changed_settings
 from simplicia.evaluate.probe import ProbeSettings, fit, progress_bar
-from simplicia.evaluate.results import changed
 from simplicia.evaluate.transfer import TransferSettings, default_layer, fitted, hold_out, shown_temperature
 from simplicia.run import Run, represent
 
@@ -108,9 +108,9 @@ def by_logistic(
             "network": network,
             "layer": layer,
             "temperature": temperature,
-            **chosen.told(),
+            **chosen.as_dict(),
             "validation_images": len(choose_on),
             "seeds": [settings.seed],
-            "changed": changed(settings),
+            "changed": changed_settings(settings),
         },
     )

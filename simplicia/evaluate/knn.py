@@ -10,8 +10,9 @@ from torch import Tensor
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate.features import check_classes, encoder_features
-from simplicia.evaluate.results import K, percent, result
+from simplicia.evaluate.make_result import K, make_result
 from simplicia.neighbours import cosine, overlap, vote
+from simplicia.result import Result, percent
 from simplicia.run import Run, represent
 
 
@@ -24,7 +25,7 @@ def knn(
     k: int = K,
     vote_temperature: float = 0.07,
     network: str = "online",
-) -> dict[str, Any]:
+) -> Result:
     """Accuracy of the k nearest training images' votes, by cosine; on codes by their overlap."""
     start = time.monotonic()
     check_classes(train, test)
@@ -59,7 +60,7 @@ def knn(
         shown = bottleneck.temperature if temperature is None else temperature
     else:
         shown = 0.0 if on_codes else None
-    return result(
+    return make_result(
         run,
         "weighted kNN",
         train,
@@ -71,5 +72,5 @@ def knn(
         vote_temperature=vote_temperature,
         similarity="overlap" if on_codes else "cosine",
         seconds=time.monotonic() - start,
-        **percent(first, len(test), among),  # type: ignore[arg-type]
+        **percent(first, len(test), among),
     )

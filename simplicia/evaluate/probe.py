@@ -22,9 +22,10 @@ from simplicia.data.datasets import ImageSet, held_out
 from simplicia.errors import UserError, unknown
 from simplicia.evaluate.features import check_classes
 from simplicia.evaluate.linear import Probes, Rates, correct, train
+from simplicia.evaluate.make_result import make_result
 from simplicia.evaluate.probe_inputs import Inputs, precision
-from simplicia.evaluate.results import over_seeds, result
 from simplicia.progress import Progress
+from simplicia.result import Result, over_seeds
 from simplicia.run import Run
 from simplicia.settings import check_seed
 
@@ -98,7 +99,7 @@ def preset_for(data: str) -> str:
     return "cifar" if name in ("cifar10", "cifar100") else "imagenet" if name == "imagenet" else "quick"
 
 
-def called(name: str, settings: ProbeSettings) -> str:
+def preset_label(name: str, settings: ProbeSettings) -> str:
     """What settings made from a preset are called: by its name, or as changed; seeds only repeat it."""
     untouched = dataclasses.replace(preset(name), seed=settings.seed, seeds=settings.seeds)
     return name if settings == untouched else f"{name}, changed"
@@ -140,7 +141,7 @@ class Trained:
             "network": self.network,
             "layer": self.layer,
             "validation_images": self.validation_images,
-            "seeds": range(settings.seed, settings.seed + settings.seeds),
+            "seeds": list(range(settings.seed, settings.seed + settings.seeds)),
             "grid": {
                 "lrs": settings.lrs,
                 "l1": settings.l1,
@@ -276,7 +277,7 @@ def probe(
     settings: ProbeSettings | None = None,
     network: str = "online",
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, Any]:
+) -> Result:
     """Accuracy of the chosen probe, of the best one at each temperature, and of each at every temperature."""
     start = time.monotonic()
     check_classes(train, test)
@@ -290,7 +291,7 @@ def probe(
         return {**found.at(t), **over_seeds(first[:, t, t].tolist(), len(test), top5)}
 
     several = len(temperatures) > 1
-    return result(
+    return make_result(
         run,
         "offline linear probe",
         train,

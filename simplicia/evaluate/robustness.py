@@ -24,12 +24,13 @@ from simplicia.data import folder
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import corruptions
-from simplicia.evaluate.features import check_classes, tell_skipped
+from simplicia.evaluate.features import check_classes, report_skipped
 from simplicia.evaluate.fitted_probe import Probe, by_logistic, by_sgd
+from simplicia.evaluate.make_result import make_result
 from simplicia.evaluate.probe import ProbeSettings, preset, preset_for
-from simplicia.evaluate.results import digest, over_seeds, result
 from simplicia.evaluate.transfer import TransferSettings
 from simplicia.progress import Progress
+from simplicia.result import Result, digest, over_seeds
 from simplicia.run import Run
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -46,7 +47,7 @@ def robustness(
     settings: ProbeSettings | TransferSettings | None = None,
     network: str = "online",
     quiet: bool = True,
-) -> dict[str, Any]:
+) -> Result:
     """Accuracies of one probe on clean test images, on other sets, and with ``corrupt`` on corrupted ones.
 
     Its settings say which probe: without any it is the one by SGD with the preset that the paper has for the
@@ -68,7 +69,7 @@ def robustness(
     found = [other.measure(probe, quiet) for other in tests]
     if corrupt:
         found.append(corrupted(probe, test, settings.seed, quiet))
-    return result(
+    return make_result(
         run,
         f"robustness, {probe.kind} on clean images",
         train,
@@ -160,7 +161,7 @@ class OtherSet:
     def _read(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         names = self._subset(path)
         images, files, skipped = folder.read_all(path, self.size)
-        tell_skipped(str(path), skipped)
+        report_skipped(str(path), skipped)
         self.skipped += len(skipped)
         number = {name: i for i, name in enumerate(self.classes)}
         loose = [file for file in files if "/" not in file]

@@ -8,17 +8,17 @@ share: no other label is looked at), trained again on the whole share; top-1 and
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from simplicia.data.datasets import ImageSet, held_out, part
 from simplicia.errors import UserError
-from simplicia.evaluate.features import check_classes, result
+from simplicia.evaluate.features import check_classes
 from simplicia.evaluate.finetune import Trial, check_numbers, search, tested, trainable_layer
-from simplicia.evaluate.results import changed, digest
+from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.evaluate.transfer import accuracies, hold_out
+from simplicia.result import Result, digest
 from simplicia.run import Run
 
 
@@ -97,7 +97,7 @@ def semi(
     names: Path | None = None,
     network: str = "online",
     quiet: bool = True,
-) -> dict[str, Any]:
+) -> Result:
     """Top-1 and top-5 test accuracy after fine-tuning on a share of the labels."""
     start = time.monotonic()
     settings = settings or SemiSettings()
@@ -123,16 +123,16 @@ def semi(
     several = scores.shape[1] > 5  # of five classes, five guesses are all
     top5 = int((scores.topk(5).indices == test.labels[:, None]).sum()) if several else None
     drawn = f"class-balanced, drawn from seed {settings.seed}; not the paper's list"
-    return result(
+    return make_result(
         run,
         "semi-supervised, fine-tuned",
         train,
         test,
         network=network,
         layer=layer,
-        **chosen.told(),
+        **chosen.as_dict(),
         # what there was only one of was not chosen
-        selected={key: v for key, v in chosen.told().items() if len({row[key] for row in rows}) > 1},
+        selected={key: v for key, v in chosen.as_dict().items() if len({row[key] for row in rows}) > 1},
         steps=chosen.length(len(labelled), settings.batch_size),
         **accuracies(scores.argmax(1), test.labels, top5),
         train_images=len(labelled),
@@ -147,7 +147,7 @@ def semi(
         weight_decay=settings.weight_decay,
         schedule="cosine",
         seeds=[settings.seed],
-        changed=changed(settings),
+        changed=changed_settings(settings),
         trials=rows,
         seconds=time.monotonic() - start,
     )

@@ -19,14 +19,13 @@ from simplicia.evaluate import logistic
 from simplicia.evaluate.features import (
     check_classes,
     encoder_features,
-    labelled_for,
-    percent,
-    result,
-    tell_skipped,
+    load_labelled,
+    report_skipped,
 )
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
-from simplicia.evaluate.results import changed
+from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.progress import Progress
+from simplicia.result import Result, percent
 from simplicia.run import Run, represent
 from simplicia.settings import check_seed
 from simplicia.train.recipe import Recipe
@@ -81,22 +80,20 @@ class Splits(NamedTuple):
         return sum(len(images.skipped) for images in sets)
 
 
-def splits(
-    run: Run, data: str | None = None, data_dir: str | None = None, share: float = 0.1, seed: int = 0
+def load_splits(
+    run: Run | Recipe,
+    data: str | None = None,
+    data_dir: str | None = None,
+    share: float = 0.1,
+    seed: int = 0,
 ) -> Splits:
-    """Train, val and test images of a data set or folder; without val, a share of train is held out."""
-    return splits_for(run.recipe, data, data_dir, share, seed)
-
-
-def splits_for(
-    recipe: Recipe, data: str | None = None, data_dir: str | None = None, share: float = 0.1, seed: int = 0
-) -> Splits:
-    """``splits`` for a run that may not be trained yet."""
-    train, test = labelled_for(recipe, data, data_dir)
+    """Load train, val and test images; a data set without a val split holds out a share of train."""
+    recipe = run.recipe if isinstance(run, Run) else run
+    train, test = load_labelled(recipe, data, data_dir)
     name = data or recipe.data
     val = datasets.validation(name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.stored))
     if val is not None:
-        tell_skipped(val.name, val.skipped)
+        report_skipped(val.name, val.skipped)
     if val is None:
         return Splits(*hold_out(train, share, seed), test, False)
     check_classes(train, val)
@@ -135,7 +132,7 @@ class Chosen(NamedTuple):
     solver: str
     path: list[dict[str, Any]]  # of each regulariser: its validation accuracy, and if its fit converged
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """What a result says of it."""
         return {
             "selected": {"regulariser": self.regulariser},
@@ -221,7 +218,7 @@ def transfer(
     settings: TransferSettings | None = None,
     network: str = "online",
     quiet: bool = True,
-) -> dict[str, Any]:
+) -> Result:
     """Test accuracy of the chosen classifier: of images (top-1), and the mean of the classes' own."""
     start = time.monotonic()
     settings = settings or TransferSettings()
@@ -232,7 +229,7 @@ def transfer(
     test = features(run, sets.test.images, layer, temperature, network)
     assert sets.test.labels is not None
     guesses = (test.times(chosen.fit.weight) + chosen.fit.bias).argmax(1).cpu()
-    return result(
+    return make_result(
         run,
         "transfer, logistic regression",
         sets.train,
@@ -241,13 +238,13 @@ def transfer(
         layer=layer,
         temperature=shown_temperature(run, layer, temperature, network),
         **accuracies(guesses, sets.test.labels),
-        **chosen.told(),
+        **chosen.as_dict(),
         seeds=[] if sets.val_is_own else [settings.seed],
         validation_split="the set's own" if sets.val_is_own else "held out of the training images",
         validation_images=len(sets.val),
         skipped_files=sets.skipped,
         train_images=len(sets.train) + len(sets.val),
-        changed=changed(settings),
+        changed=changed_settings(settings),
         seconds=time.monotonic() - start,
     )
 

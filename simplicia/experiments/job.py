@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from simplicia.data.datasets import ImageSet
 from simplicia.devices import choose
 from simplicia.errors import UserError
-from simplicia.evaluate.features import labelled_for
-from simplicia.evaluate.transfer import Splits, splits_for
+from simplicia.evaluate.features import load_labelled
+from simplicia.evaluate.transfer import Splits, load_splits
 from simplicia.experiments.budget import checkpoint_bytes
 from simplicia.experiments.experiment import Cell, Plan, plan
 from simplicia.provenance import commit, versions
@@ -90,7 +90,7 @@ class Job:
             wanted, _ = fitted(wanted, images, choose(self.session.options.device))
         to = self.cell.options.get("to")
         if to not in self.session.images:  # those of one set only: they may be gigabytes
-            read = labelled_for if to is None else splits_for
+            read = load_labelled if to is None else load_splits
             self.session.images.clear()
             self.session.images[to] = read(wanted, to, self.data_dir)
         if not self.is_trained:

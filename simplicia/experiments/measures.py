@@ -54,7 +54,7 @@ def _probed(job: Job, layer: str) -> Row:
     def measure() -> Row:
         with progress_bar(layer, job.probe_settings, job.quiet) as progress:
             found = probe(job.run, *job.sets, layer, job.probe_settings, progress=progress)
-        return found | {"preset": job.probe}
+        return found.replace(preset=job.probe).to_json()
 
     asked = {"layer": layer, **vars(job.probe_settings)}
     return job.once(f"probe-{job.probe}-{layer}", asked, measure)
@@ -67,7 +67,7 @@ def transfer(job: Job, to: str) -> list[Row]:
     settings = TransferSettings()
 
     def measure() -> Row:
-        return transfer(job.run, job.splits, settings=settings, quiet=job.quiet)
+        return transfer(job.run, job.splits, settings=settings, quiet=job.quiet).to_json()
 
     found = job.once(f"transfer-{to}", {"to": to, **vars(settings)}, measure)
     return [_row(found) | {"dataset": to}]
@@ -82,7 +82,7 @@ def finetune(job: Job, to: str) -> list[Row]:
         settings.steps = job.probe_epochs * 200
 
     def measure() -> Row:
-        return finetune(job.run, job.splits, settings=settings, quiet=job.quiet)
+        return finetune(job.run, job.splits, settings=settings, quiet=job.quiet).to_json()
 
     found = job.once(f"finetune-{settings.steps}-{to}", {"to": to, **vars(settings)}, measure)
     return [_row(found, f"{settings.steps} steps") | {"dataset": to}]
@@ -100,7 +100,7 @@ def semi(job: Job, fraction: float) -> list[Row]:
     words = "-".join(map(str, settings.epochs))
 
     def measure() -> Row:
-        return semi(job.run, *job.sets, settings=settings, names=names, quiet=job.quiet)
+        return semi(job.run, *job.sets, settings=settings, names=names, quiet=job.quiet).to_json()
 
     asked = vars(settings) | ({} if names is None else {"list": names.name})
     found = job.once(f"semi-{words}-{100 * fraction:g}-percent", asked, measure)
@@ -128,7 +128,7 @@ def robustness(job: Job) -> list[Row]:
     def measure() -> Row:
         sets = list(there.values())
         found = robustness(job.run, *job.sets, sets, corrupt=corrupt, settings=settings, quiet=job.quiet)
-        return found | {"preset": job.probe}
+        return found.replace(preset=job.probe).to_json()
 
     asked = {"corrupt": corrupt, **({"sets": list(there)} if there else {}), **vars(settings)}
     found = job.once(f"robustness-{job.probe}", asked, measure)

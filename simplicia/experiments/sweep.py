@@ -192,8 +192,8 @@ def _run(
     fit_on, held = datasets.split(train, run.recipe.holdout)
     probes = ProbeSettings(temperatures=plan.temperatures, epochs=plan.probe_epochs)
     found = probe(run, fit_on, held, settings=probes)
-    run.write_result("holdout", found | {"protocol": "offline linear probe, on held-out training images"})
-    rows = found["per_temperature"] or [found]
+    run.write_result("holdout", found.replace(protocol="offline linear probe, on held-out training images"))
+    rows = found["per_temperature"] or [found.to_json()]
     each = [{k: row[k] for k in ("temperature", "accuracy", "standard_error")} for row in rows]
     for key, value in {
         "downstream_temperature": found["temperature"],

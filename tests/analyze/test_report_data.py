@@ -136,7 +136,8 @@ def test_what_is_done_is_not_done_again(runs, analysed, capsys):
     assert main(["analyze", str(runs[0].path), *QUICK]) == 0
     found = strict(path)
     assert found["provenance"] == analysed[0]["provenance"]  # the same work, with the result of since
-    assert found["results"]["knn-sem"] == {"protocol": "kNN", "loss": None, "name": "</script>"}
+    result = {"protocol": "kNN", "loss": None, "name": "</script>"}
+    assert result.items() <= found["results"]["knn-sem"].items()
     assert main(["analyze", str(runs[0].path), *QUICK, "--again"]) == 0
     again = strict(path)
     assert again["provenance"] != found["provenance"] and again["atlas"] == found["atlas"]
@@ -336,7 +337,8 @@ def test_torn_logs_and_odd_results_are_read(tmp_path):
     (tmp_path / "words.json").write_text('{"protocol": "mine", "temperature": "0.1"}')
     (tmp_path / "row.json").write_text('{"protocol": "mine", "per_temperature": [{"accuracy": 1}]}')
     (tmp_path / "good.json").write_text('{"protocol": "mine", "temperature": 0.1}')
-    assert summary.results(tmp_path) == {"good": {"protocol": "mine", "temperature": 0.1}}
+    results = summary.results(tmp_path)
+    assert list(results) == ["good"] and results["good"]["temperature"] == 0.1
     assert summary.finite({"a": [float("inf"), 1.0], 2: (3,)}) == {"a": [None, 1.0], "2": [3]}
 
 

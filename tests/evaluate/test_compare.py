@@ -97,7 +97,7 @@ def test_seeds_repeat_a_preset_and_other_settings_change_it(runs, tmp_path):
 
 
 def test_what_was_measured_alike_shares_a_row(runs):
-    found = compare([runs / "byol", runs / "byol-sem"])
+    found = compare([runs / "byol", runs / "byol-sem"]).to_json()
     assert [run["recipe"] for run in found["runs"]] == ["byol", "byol-sem"]
     for protocol in ("linear probe", "weighted kNN"):
         (row,) = rows(found, protocol=protocol, layer="encoder", when="offline", dataset="figures")
@@ -123,14 +123,16 @@ def test_a_trial_of_other_settings_leaves_the_probe_that_was_there(runs, tmp_pat
     capsys.readouterr()
     assert cli.main(["compare", str(run)]) == 0
     assert "±: standard error of the test images; of several seeds their" in capsys.readouterr().out
-    variants = [row["variant"] for row in compare([run])["rows"] if row["protocol"] == "linear probe"]
+    variants = [
+        row["variant"] for row in compare([run]).to_json()["rows"] if row["protocol"] == "linear probe"
+    ]
     assert len([v for v in variants if "2 seeds" in v]) == 1
     assert [v for v in variants if "lrs 0.01" in v and "nothing to choose" in v and "best of" not in v]
     assert [v for v in variants if "best of 3" in v and "changed" not in v]
 
 
 def test_what_was_measured_otherwise_does_not(runs):
-    found = compare([runs / "byol", runs / "byol-sem"])
+    found = compare([runs / "byol", runs / "byol-sem"]).to_json()
     assert rows(found, dataset="digits")[0]["cells"][1] is None
     online = [row for row in found["rows"] if row["online"]]
     temperatures = {row["temperature"] for row in online if row["layer"] == "sem"}
@@ -153,7 +155,7 @@ def test_a_run_that_was_trained_on_is_told_from_what_it_was(runs, tmp_path):
     content = json.loads(state.read_text())
     step = content["step"]
     state.write_text(json.dumps({**content, "step": step + 5, "total_steps": step + 9}))
-    found = compare([again, runs / "byol"])
+    found = compare([again, runs / "byol"]).to_json()
     for row in found["rows"]:
         old, new = row["cells"]
         assert (old is None) is not (new is None)
@@ -172,7 +174,7 @@ def test_folders_of_one_name_share_neither_files_nor_rows(runs, folder, tmp_path
     for path in (folder, *paths):
         assert cli.main(["knn", str(again), "--data", str(path)]) == 0
     assert len(list((again / "results").iterdir())) == 5 and (again / "results/knn-encoder.json").exists()
-    found = [row["dataset"] for row in compare([again])["rows"]]
+    found = [row["dataset"] for row in compare([again]).to_json()["rows"]]
     assert sorted(found) == sorted([str(folder), *map(str, paths[:2]), "\u732b", "\u72ac"])
 
 
@@ -270,10 +272,10 @@ def test_what_was_chosen_is_not_in_the_row_and_what_was_set_is(runs, tmp_path):
     def shared(first, second):
         (one / "results/a.json").write_text(json.dumps(first))
         (other / "results/a.json").write_text(json.dumps(second))
-        return len(compare([one, other])["rows"]) == 1
+        return len(compare([one, other]).to_json()["rows"]) == 1
 
     assert shared(tuned(), tuned(temperature=1.0, epochs=2, steps=6))
-    (row,) = compare([one, other])["rows"]
+    (row,) = compare([one, other]).to_json()["rows"]
     assert row["temperature"] == "chosen" and "1 or 2 epochs" in row["variant"]
     assert not shared(tuned(), tuned(fraction=0.01))
     assert not shared(tuned(), tuned(labelled_list="1percent.txt"))
@@ -308,11 +310,11 @@ def test_what_was_chosen_is_not_in_the_row_and_what_was_set_is(runs, tmp_path):
 def test_results_with_numbers_that_are_none_are_left_out(runs, tmp_path, damage):
     copied = tmp_path / "run"
     shutil.copytree(runs / "byol", copied)
-    before = compare([copied])["rows"]
+    before = compare([copied]).to_json()["rows"]
     (copied / "results/odd.json").write_text(json.dumps(tuned()))
-    assert len(compare([copied])["rows"]) == len(before) + 1
+    assert len(compare([copied]).to_json()["rows"]) == len(before) + 1
     (copied / "results/odd.json").write_text(json.dumps(tuned(**damage)))
-    assert compare([copied])["rows"] == before
+    assert compare([copied]).to_json()["rows"] == before
 
 
 def test_damaged_and_foreign_files(runs, tmp_path, capsys):
@@ -321,7 +323,7 @@ def test_damaged_and_foreign_files(runs, tmp_path, capsys):
     (copied / "results/notes.json").write_text('{"entropy": 1}')
     (copied / "results/odd.json").write_text('{"protocol": "x", "accuracy": 1, "per_temperature": [3]}')
     (copied / "log.jsonl").write_text('{"step": 1, "online_encoder_accu')
-    assert compare([copied])["rows"] == compare([runs / "byol"])["rows"]
+    assert compare([copied]).to_json()["rows"] == compare([runs / "byol"]).to_json()["rows"]
     (copied / "results/torn.json").write_text('{"protocol": ')
     assert "torn.json cannot be read" in complaint(capsys, "compare", copied)
     shutil.rmtree(copied / "results")

@@ -22,7 +22,7 @@ from simplicia.evaluate.finetune import (
     trainable_layer,
     tune,
 )
-from simplicia.evaluate.transfer import default_layer, splits
+from simplicia.evaluate.transfer import default_layer, load_splits
 
 QUICK = FinetuneSettings(lrs=(0.01, 0.1), steps=6, batch_size=16)
 
@@ -34,7 +34,7 @@ def run(small_run):
 
 @pytest.fixture(scope="module")
 def sets(run, colours):
-    return splits(run, str(colours))
+    return load_splits(run, str(colours))
 
 
 def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):

@@ -18,13 +18,13 @@ from simplicia.evaluate import ProbeSettings
 from simplicia.evaluate import probe as probed
 from simplicia.evaluate.compare import compare
 from simplicia.evaluate.corruptions import names
-from simplicia.evaluate.features import labelled
+from simplicia.evaluate.features import load_labelled
 from simplicia.evaluate.fitted_probe import by_logistic, by_sgd
 from simplicia.evaluate.linear import Probes
 from simplicia.evaluate.probe import fit, preset, preset_for
-from simplicia.evaluate.results import digest
 from simplicia.evaluate.robustness import OtherSet, corrupted, robustness
 from simplicia.evaluate.transfer import TransferSettings, features, fitted, hold_out
+from simplicia.result import digest
 
 FEW = TransferSettings(regularisers=5)
 QUICK = ProbeSettings(lrs=(0.1, 1.0), temperatures=(0.0, 0.1, 1.0), epochs=3, batch_size=16)
@@ -42,7 +42,7 @@ def run(small_run):
 
 @pytest.fixture(scope="module")
 def sets(run, colours):
-    return labelled(run, str(colours))
+    return load_labelled(run, str(colours))
 
 
 @pytest.fixture(scope="module", params=["logistic", "SGD"])
@@ -103,7 +103,7 @@ def test_the_probe_by_sgd_is_the_one_that_probe_reports(run, sets, layer):
     settings = dataclasses.replace(preset("cifar"), temperatures=(1000.0, 0.1), epochs=2, seeds=2, seed=3)
     own, found = probed(run, *sets, layer, settings), robustness(run, *sets, [], False, layer, None, settings)
     apart = {"protocol", "per_temperature", "temperature_matrix", "seconds", "date"}
-    for key in own.keys() - apart:
+    for key in own.to_json().keys() - apart:
         assert found[key] == own[key], key
     assert (
         found["epochs"] == 2 and found["seeds"] == [3, 4] and found["selected"].keys() == {"lr", "l1", "l2"}
@@ -161,7 +161,7 @@ def test_every_probe_has_its_file(small_run, colours, draw, tmp_path):
         f"robustness-quick-changed-sem-epochs-1-v2-{number}.json",
         f"robustness-cifar-changed-sem-epochs-1-v2-{number}.json",
     }
-    rows = compare([copied])["rows"]
+    rows = compare([copied]).to_json()["rows"]
     assert len(rows) == 5  # none hides another
     by_sgd = [row for row in rows if "SGD" in row["protocol"]]
     assert len(by_sgd) == 3 and all(row["temperature"] == "chosen" for row in by_sgd)

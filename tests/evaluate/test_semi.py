@@ -13,11 +13,12 @@ from simplicia import cli
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate.compare import compare
-from simplicia.evaluate.features import labelled
+from simplicia.evaluate.features import load_labelled
 from simplicia.evaluate.finetune import FinetuneSettings, Trial
-from simplicia.evaluate.results import changed, digest, name
+from simplicia.evaluate.make_result import changed_settings, result_name
 from simplicia.evaluate.semi import SemiSettings, semi, subset
 from simplicia.evaluate.transfer import TransferSettings
+from simplicia.result import Result, digest
 
 QUICK = SemiSettings(fraction=0.5, lrs=(0.1,), epochs=(1, 2), temperatures=(0.1, 1.0), batch_size=16)
 
@@ -29,7 +30,7 @@ def run(small_run):
 
 @pytest.fixture(scope="module")
 def sets(run, colours):
-    return labelled(run, str(colours))
+    return load_labelled(run, str(colours))
 
 
 def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
@@ -65,7 +66,7 @@ def test_a_list_and_a_drawn_share_have_files_of_their_own(run, sets, tmp_path):
     path.write_text("\n".join(train.files[::2]))
     quick = dataclasses.replace(QUICK, epochs=(1,))
     listed, drawn, fewer = (
-        name(run, "semi", semi(run, train, test, "encoder", dataclasses.replace(quick, **more), names))
+        result_name(run, "semi", semi(run, train, test, "encoder", dataclasses.replace(quick, **more), names))
         for more, names in (({}, path), ({}, None), ({"fraction": 0.25}, None))
     )
     own = "lrs-0.1-epochs-1-temperatures-0.1_1.0-batch_size-16"
@@ -95,7 +96,7 @@ def test_other_settings_have_files_and_rows_of_their_own(small_run, colours, tmp
         "finetune-sem-lrs-0.1-steps-1-batch_size-16",
         "finetune-sem-lrs-0.1-steps-1-batch_size-16-seed-1",
     }
-    found = compare([copied])["rows"]
+    found = compare([copied]).to_json()["rows"]
     assert len(found) == 4 and {"lrs 0.1", "lrs 0.2"} < {w for r in found for w in r["variant"].split(", ")}
 
 
@@ -104,10 +105,17 @@ def test_the_names_of_files(run):
     plain = {"layer": "sem", "temperature": 1.0, "selected": {}, "dataset": "colours", "network": "online"}
     plain["data"] = run.recipe.data
     for settings in (SemiSettings(), FinetuneSettings(), TransferSettings()):  # seeds draw what is held out
-        assert changed(settings) == {} and changed(dataclasses.replace(settings, seed=7)) == {"seed": 7}
-    assert name(run, "transfer", {**plain, "changed": {}}) == name(run, "transfer", plain) == "transfer-sem"
+        assert changed_settings(settings) == {} and changed_settings(
+            dataclasses.replace(settings, seed=7)
+        ) == {"seed": 7}
+    plain = Result.make(protocol="transfer", **plain)
+    assert result_name(run, "transfer", plain.replace(changed={})) == "transfer-sem"
+    assert result_name(run, "transfer", plain) == "transfer-sem"
     many = [tuple(0.001 * i for i in range(start, start + 200)) for start in (1, 2)]
-    long = [name(run, "semi", {**plain, "changed": changed(SemiSettings(lrs=lrs))}) for lrs in many]
+    long = [
+        result_name(run, "semi", plain.replace(changed=changed_settings(SemiSettings(lrs=lrs))))
+        for lrs in many
+    ]
     assert len(set(long)) == 2 and all(
         len(word) < 100 and word.startswith("semi-sem-changed-") for word in long
     )

@@ -11,10 +11,10 @@ import torch
 import simplicia
 from simplicia import cli
 from simplicia.errors import UserError
-from simplicia.evaluate.features import labelled
+from simplicia.evaluate.features import load_labelled
 from simplicia.evaluate.finetune import finetune
 from simplicia.evaluate.logistic import Codes, Dense
-from simplicia.evaluate.transfer import TransferSettings, accuracies, choose, features, splits, transfer
+from simplicia.evaluate.transfer import TransferSettings, accuracies, choose, features, load_splits, transfer
 
 FEW = TransferSettings(regularisers=7)
 
@@ -26,7 +26,7 @@ def run(small_run):
 
 @pytest.fixture(scope="module")
 def sets(run, colours):
-    return splits(run, str(colours))
+    return load_splits(run, str(colours))
 
 
 def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
@@ -44,7 +44,7 @@ def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
 
 def test_a_run_without_sem_gives_its_encoder(plain_run, colours):
     run = simplicia.load(plain_run, "cpu")
-    found = transfer(run, splits(run, str(colours)), settings=FEW)
+    found = transfer(run, load_splits(run, str(colours)), settings=FEW)
     assert found["layer"] == "encoder" and found["temperature"] is None
     assert found["accuracy"] > 60  # colours are easily told apart
 
@@ -99,25 +99,25 @@ def test_both_accuracies():
 
 def test_a_val_folder_is_the_validation_split(run, tmp_path, draw):
     folder = draw(tmp_path / "own", {"train": 4, "val": 2, "test": 3})
-    sets = splits(run, str(folder))
+    sets = load_splits(run, str(folder))
     assert [len(s) for s in sets[:3]] == [12, 6, 9] and sets.val_is_own
     assert all(file.startswith("val/") for file in sets.val.files)
-    held = splits(run, str(draw(tmp_path / "held", {"train": 10, "test": 3})), share=0.2, seed=1)
+    held = load_splits(run, str(draw(tmp_path / "held", {"train": 10, "test": 3})), share=0.2, seed=1)
     assert [len(s) for s in held[:3]] == [24, 6, 9] and not held.val_is_own
     assert held.val.labels.bincount().tolist() == [2, 2, 2]
     assert set(held.val.files).isdisjoint(held.train.files)
     for part, name in (("own/val/red", "a"), ("own/train/red", "b"), ("held/train/red", "c")):
         (tmp_path / part / f"{name}.png").write_bytes(b"no image")
-    assert splits(run, str(tmp_path / "own")).skipped == 2
-    assert splits(run, str(tmp_path / "held")).skipped == 1  # though both parts of train know of it
+    assert load_splits(run, str(tmp_path / "own")).skipped == 2
+    assert load_splits(run, str(tmp_path / "held")).skipped == 1  # though both parts of train know of it
     (folder / "val/loose.png").write_bytes((folder / "val/red/red_val_0.png").read_bytes())
     with pytest.raises(UserError, match=r"loose\.png' lies beside the folders of classes"):
-        splits(run, str(folder))
+        load_splits(run, str(folder))
 
 
 def test_named_sets_come_at_the_size_of_the_run(run, draw, tmp_path):
     draw(tmp_path / "flowers-102", {"train": 3, "val": 2, "test": 2}, size=40)
-    for found in (labelled(run, "flowers102", tmp_path), splits(run, "flowers102", tmp_path)[:3]):
+    for found in (load_labelled(run, "flowers102", tmp_path), load_splits(run, "flowers102", tmp_path)[:3]):
         assert {tuple(s.images.shape[1:]) for s in found} == {(3, 16, 16)}
 
 
@@ -154,7 +154,7 @@ def test_mistakes_are_one_line_and_status_two(
 
 def test_the_target_network_is_what_is_measured(small_run, colours):
     run = simplicia.load(small_run, "cpu")
-    sets = splits(run, str(colours))
+    sets = load_splits(run, str(colours))
     online = transfer(run, sets, "encoder", settings=FEW)
     with torch.no_grad():
         for parameter in run.method.target.encoder.parameters():
@@ -213,4 +213,4 @@ def test_a_diverged_run_is_told(small_run, colours):
     with torch.no_grad():
         next(run.method.online.encoder.parameters()).fill_(torch.nan)
     with pytest.raises(UserError, match="not finite"):
-        transfer(run, splits(run, str(colours)), settings=FEW)
+        transfer(run, load_splits(run, str(colours)), settings=FEW)

@@ -11,7 +11,7 @@ import simplicia
 from simplicia.cli import main
 from simplicia.data.datasets import load
 from simplicia.evaluate import ProbeSettings, knn, probe
-from simplicia.evaluate.features import labelled
+from simplicia.evaluate.features import load_labelled
 from simplicia.settings import with_changes
 from simplicia.train import checkpoint, recipes
 from simplicia.train.recipe import write_yaml
@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
     )
     train, test = (
         dataclasses.replace(s, images=s.images[:n], labels=s.labels[:n])
-        for s, n in zip(labelled(run), (400, 200), strict=True)
+        for s, n in zip(load_labelled(run), (400, 200), strict=True)
     )
     settings = ProbeSettings(lrs=(1.0,), l1=(0.0,), temperatures=(0.0, 0.1, 1.0), epochs=2)
     for layer in ("sem", "encoder"):

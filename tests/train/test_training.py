@@ -24,7 +24,7 @@ from simplicia import cli, devices, methods
 from simplicia.data import augmentation
 from simplicia.encoders import ResNet
 from simplicia.errors import Diverged, Interrupted, UserError
-from simplicia.evaluate.features import encoder_features, labelled
+from simplicia.evaluate.features import encoder_features, load_labelled
 from simplicia.settings import with_changes
 from simplicia.train import checkpoint, loop
 from simplicia.train.init_from import take_over
@@ -521,7 +521,7 @@ def test_images_may_be_kept_larger_than_views_show(tmp_path):
         Image.fromarray(pixels).save(place / f"{i}.png")
     small = settings(tmp_path / "photos", epochs=1, image_size=28, stored_size=32, online_every=1)
     run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **small)
-    images, _ = labelled(run)
+    images, _ = load_labelled(run)
     assert images.images.shape[2:] == (32, 32) and simplicia.load(run.path).recipe.stored_size == 32
     mean, std = (torch.tensor(run.state[key])[:, None, None] for key in ("mean", "std"))
     middle = (images.images[:, :, 2:30, 2:30].float() / 255 - mean) / std
@@ -771,7 +771,7 @@ def test_images_in_memory_train_as_those_of_a_set(tmp_path):
             assert torch.equal(run.method.state_dict()[key], value), (name, key)
     assert run.recipe.data == "memory" and run.encode(found.images[:2]).shape[0] == 2
     with pytest.raises(UserError, match="given from Python, and are gone"):
-        labelled(run)
+        load_labelled(run)
     longer = {**small, "epochs": 2, "out": tmp_path / "b", "until": time.monotonic()}
     with pytest.raises(Interrupted, match=r"go on with: the same call of pretrain, with out=.*resume=True"):
         simplicia.pretrain("shapes-byol-sem", data=found.images, **longer)
