@@ -25,15 +25,15 @@ def steps(recipe: str, seconds: float) -> None:
     from simplicia import devices
     from simplicia.data.datasets import ImageSet
     from simplicia.train import recipes
-    from simplicia.train.auto import fitted
-    from simplicia.train.loop import Training
+    from simplicia.train.auto import resolve
+    from simplicia.train.trainer import Trainer
 
     made = recipes.get(recipe)
-    fabric = devices.fabric("auto", 1, made.precision)
+    fabric = devices.launch("auto", 1, made.precision)
     size = made.image_size or 32
     images = ImageSet("random", torch.randint(0, 256, (10_000, 3, size, size), dtype=torch.uint8))
-    made, _ = fitted(made, images, fabric.device)
-    training = Training(made, Path("unused"), images, fabric, quiet=True)
+    made, _ = resolve(made, images, fabric.device)
+    training = Trainer(made, images, fabric)
     for step in range(5):
         training.step(step).loss.item()
     for _ in range(2):  # alone, and with the others

@@ -10,10 +10,10 @@ from simplicia.errors import UserError
 
 if TYPE_CHECKING:
     from simplicia import bottlenecks, encoders, losses, methods
+    from simplicia.api import pretrain
     from simplicia.estimator import RunTransformer
     from simplicia.run import load
     from simplicia.sem import SimplicialEmbedding, entropy, simplicial
-    from simplicia.train.loop import pretrain
 
 __version__ = "0.1.0"
 __all__ = [
@@ -51,7 +51,7 @@ _NAMES = {
     "SimplicialEmbedding": "simplicia.sem",
     "entropy": "simplicia.sem",
     "load": "simplicia.run",
-    "pretrain": "simplicia.train.loop",
+    "pretrain": "simplicia.api",
     "simplicial": "simplicia.sem",
 }
 

@@ -63,7 +63,7 @@ def _hush() -> None:
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
 
 
-def fabric(device: str, processes: int, precision: str) -> Any:
+def launch(device: str, processes: int, precision: str) -> Any:
     """A launched Fabric."""
     try:
         from lightning.fabric import Fabric
@@ -89,7 +89,7 @@ def fabric(device: str, processes: int, precision: str) -> Any:
     return made
 
 
-def peak(device: torch.device) -> str:
+def peak_memory(device: torch.device) -> str:
     """The most memory that was in use, for people."""
     if device.type == "cuda":
         return f"{torch.cuda.max_memory_allocated(device) / 2**30:.2f} GiB at the peak of three steps"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from simplicia.errors import UserError
 from simplicia.files import atomic_write
 from simplicia.provenance import commit
-from simplicia.run import Run, represent
+from simplicia.representation import represent
 
 
 class Exported(nn.Module):
@@ -29,7 +29,7 @@ class Exported(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, run: Run, layer: str, temperature: float | None = None, network: str = "online"):
+    def __init__(self, run: Any, layer: str, temperature: float | None = None, network: str = "online"):
         super().__init__()
         net = run.network(network)
         self.layer, self.temperature = layer, temperature
@@ -40,15 +40,13 @@ class Exported(nn.Module):
         self.cpu().eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        images = images.to(
-            torch.float32
-        )  # a program remembers the type that it was made with, and asks for it
+        images = images.to(torch.float32)  # an exported program insists on the type it was traced with
         features = self.encoder((images - self.mean) / self.std)
         return represent(self, features, self.layer, self.temperature)  # type: ignore[arg-type]
 
 
 def export(
-    run: Run,
+    run: Any,
     path: str | Path,
     layer: str | None = None,
     temperature: float | None = None,
@@ -79,7 +77,7 @@ def export(
     return path
 
 
-def about(run: Run, model: Exported, network: str) -> dict[str, Any]:
+def about(run: Any, model: Exported, network: str) -> dict[str, Any]:
     """What a file says of itself."""
     recipe, bottleneck = run.recipe, model.bottleneck
     temperature = getattr(bottleneck, "temperature", None) if model.temperature is None else model.temperature
@@ -95,7 +93,7 @@ def about(run: Run, model: Exported, network: str) -> dict[str, Any]:
         "vertices": getattr(bottleneck, "vertices", None),
         "temperature": float(temperature) if model.layer == "sem" and temperature is not None else None,
         "image_size": recipe.image_size,
-        "stored_size": recipe.stored,
+        "stored_size": recipe.actual_decode_size,
         "mean": list(run.state["mean"]),
         "std": list(run.state["std"]),
         "commit": commit(),

@@ -51,3 +51,12 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def say(lines: str | list[str], quiet: bool = False, style: str | None = None) -> None:
+    """Print lines to standard error, without a bar."""
+    from rich.console import Console
+
+    console = Console(stderr=True, quiet=quiet)
+    for line in [lines] if isinstance(lines, str) else lines:
+        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from simplicia import bottlenecks
-from simplicia.bottlenecks.vq import VectorQuantised
 from simplicia.data.image_ops import center_crop, eval_view
 from simplicia.errors import UserError, unknown
+from simplicia.export import export
 from simplicia.methods import Method
 from simplicia.methods.base import Network
+from simplicia.representation import represent
 from simplicia.result import Record, write_json
-from simplicia.sem import Temperature, simplicial
+from simplicia.sem import Temperature
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 
@@ -111,7 +112,7 @@ class Run:
             temperature = temperature.item()
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        tensor = as_images(images, self.recipe.stored)
+        tensor = as_images(images, self.recipe.actual_decode_size)
         net = self.network(network)
         parts = []
         for part in tensor.split(batch_size):
@@ -127,8 +128,6 @@ class Run:
         network: str = "online",
     ) -> Path:
         """Write the run for others: .safetensors, .pt2 or .onnx, as ``simplicia.export`` says."""
-        from simplicia.export import export
-
         return export(self, path, layer, temperature, network)
 
     def view(self, images: Tensor | Iterable[Any]) -> Tensor:
@@ -136,7 +135,9 @@ class Run:
 
         Whole ones, or, where the run stores larger ones, their middle.
         """
-        stored = center_crop(as_images(images, self.recipe.stored).to(self.device), self.recipe.stored)
+        stored = center_crop(
+            as_images(images, self.recipe.actual_decode_size).to(self.device), self.recipe.actual_decode_size
+        )
         return eval_view(stored, self.recipe.image_size, self.state["mean"], self.state["std"])
 
     def write_result(
@@ -148,42 +149,11 @@ class Run:
         return target
 
 
-def represent(
-    network: Network, features: Tensor, layer: str, temperature: Temperature | None = None
-) -> Tensor:
-    """A layer's representation from the encoder's output."""
-    bottleneck: Any = network.bottleneck
-    if layer == "encoder":
-        return features
-    if layer == "codes":
-        return bottleneck.codes(features)
-    if layer in ("quantised", "bottleneck"):
-        return bottleneck(features)
-    if layer == "embedder":
-        quantised = isinstance(bottleneck, VectorQuantised)
-        return bottleneck.embed(features) if quantised else bottleneck.logits(features)
-    temperature = bottleneck.temperature if temperature is None else temperature
-    return simplicial(bottleneck.logits(features), bottleneck.vertices, temperature)
-
-
-def check(path: str | Path) -> Path:
-    """The newest checkpoint of a run; a UserError if a folder is no run, or has none yet."""
-    path = Path(path)
-    if not (path / "recipe.yaml").is_file():
-        raise UserError(
-            f"{path} is not a run: it has no recipe.yaml; give the folder that pretrain wrote (--out)"
-        )
-    newest = checkpoint.latest(path / "checkpoint")
-    if newest is None:
-        raise UserError(f"{path} has no checkpoint: it must train for a while first, or it diverged")
-    return newest
-
-
 def load(path: str | Path, device: str = "auto") -> Run:
     """A run from its folder, strictly: a key that does not match is an error."""
     from simplicia.devices import choose, seeded
 
-    path, newest = Path(path), check(path)
+    path, newest = Path(path), checkpoint.newest_of(path)
     recipe = read_yaml(path / "recipe.yaml")
     tensors, state = checkpoint.read(newest)
     for key in ("step", "total_steps", "mean", "std", "seconds", "loss"):
@@ -191,8 +161,7 @@ def load(path: str | Path, device: str = "auto") -> Run:
             raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
     with seeded(0, torch.device("cpu")):  # weights that are replaced
         method = recipe.build()
-    own = {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
-    checkpoint.load_into(method, own, newest)
+    checkpoint.load_into(method, checkpoint.method_tensors(tensors), newest)
     return Run(path, recipe, method.to(choose(device)), state)
 
 

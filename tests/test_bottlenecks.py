@@ -15,7 +15,8 @@ import simplicia
 from simplicia import bottlenecks, encoders, methods, simplicial
 from simplicia.evaluate.knn import knn
 from simplicia.layers import normalise_by_view
-from simplicia.run import Run, represent
+from simplicia.representation import represent
+from simplicia.run import Run
 from simplicia.settings import with_changes
 from simplicia.train import checkpoint, optim, recipes
 from simplicia.train.step import Step
@@ -288,7 +289,7 @@ def test_every_embedder_trains_a_step(embedder, norm, decay):
         "optim.weight_decay": 1e-3,
     }
     recipe = with_changes(recipes.get("shapes-byol-sem"), changes)
-    recipe.validate()
+    recipe.checked()
     torch.manual_seed(0)
     method = recipe.build()
     optimizer = optim.create(method, recipe.optim, method.rates(), torch.tensor(0.1))
@@ -426,7 +427,7 @@ def test_mistakes_are_one_sentence(call, words):
 )
 def test_impossible_settings_are_one_sentence(changes, words):
     with pytest.raises(simplicia.UserError, match=words):
-        with_changes(recipes.get("cifar100-byol-sem"), changes).validate()
+        with_changes(recipes.get("cifar100-byol-sem"), changes).checked()
 
 
 def test_named_recipes_are_the_papers_comparisons():

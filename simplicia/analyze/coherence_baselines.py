@@ -21,7 +21,7 @@ from simplicia.analyze.class_coherence import (
 from simplicia.analyze.linear_weights import accuracies, fit_weights
 from simplicia.files import atomic_write
 from simplicia.methods.base import Network
-from simplicia.run import represent
+from simplicia.representation import represent
 from simplicia.sem import simplicial
 
 MOST_K = 50

@@ -5,7 +5,6 @@ Counted on the meta device, so that no size needs memory or time.
 
 import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -102,9 +101,9 @@ def cost_of(recipe: Recipe) -> Cost:
     if left:
         given = " ".join(f"--{name.replace('_', '-')} …" for name in left)
         raise UserError(f"recipe {recipe.name!r} chooses {', '.join(left)} from the images; give {given}")
-    recipe.validate()
+    recipe = recipe.checked()
     with torch.device("meta"):
-        return cost(recipe.build(), recipe.viewed)
+        return cost(recipe.build(), recipe.actual_view_size)
 
 
 def paper_table() -> list[dict[str, Any]]:
@@ -121,7 +120,7 @@ def paper_table() -> list[dict[str, Any]]:
                 "encoder": encoder,
                 "model": model,
                 **ours,
-                "estimated_gib": found.memory(recipe.at_once) / 2**30,
+                "estimated_gib": found.memory(recipe.actual_micro_batch_size) / 2**30,
                 "paper": {**theirs, "gib": gib},
                 "deviation_percent": {name: 100 * (ours[name] / theirs[name] - 1) for name in ours},
             }
@@ -133,19 +132,19 @@ def measured_peak(recipe: Recipe, device: str = "auto") -> float:
     """Peak memory of two training steps on a GPU, in GiB: on random images, as many as two batches hold."""
     from simplicia import devices
     from simplicia.data.datasets import ImageSet
-    from simplicia.train.auto import fitted
-    from simplicia.train.loop import Training
+    from simplicia.train.auto import resolve
+    from simplicia.train.trainer import Trainer
 
-    fabric = devices.fabric(device, 1, recipe.precision)
+    fabric = devices.launch(device, 1, recipe.precision)
     if fabric.device.type != "cuda":
         raise UserError(f"peak memory is measured on a GPU, not on {fabric.device.type}; leave --measure out")
     shape = 2 * recipe.batch_size, 3, recipe.image_size, recipe.image_size
     images = ImageSet("random", torch.randint(0, 256, shape, dtype=torch.uint8), None, classes=())
-    recipe, _ = fitted(recipe, images, fabric.device)
+    recipe, _ = resolve(recipe, images, fabric.device)
     torch.cuda.reset_peak_memory_stats(fabric.device)
-    training = Training(recipe, Path("unused"), images, fabric, quiet=True)
+    trainer = Trainer(recipe, images, fabric)
     for step in range(2):
-        training.step(step).loss.item()
+        trainer.step(step).loss.item()
     return torch.cuda.max_memory_allocated(fabric.device) / 2**30
 
 

@@ -20,7 +20,8 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.progress import Progress
 from simplicia.provenance import versions
-from simplicia.run import Run, represent
+from simplicia.representation import represent
+from simplicia.run import Run
 from simplicia.sem import simplicial
 
 BATCH = 256
@@ -334,7 +335,7 @@ class Study:
 def _sets(run: Run, data: str | None, data_dir: str | None) -> tuple[ImageSet | None, ImageSet, str]:
     """The labelled training images, if there are such, the images to look at, and their split."""
     name = data or run.recipe.data
-    size = datasets.decoded_size(name, run.recipe.stored)
+    size = datasets.decoded_size(name, run.recipe.actual_decode_size)
     where = data_dir or run.recipe.data_dir
     train = datasets.load(name, "train", where, size=size)
     if train.labels is None:

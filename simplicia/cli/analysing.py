@@ -34,10 +34,11 @@ def analyze(arguments: list[str]) -> None:
     if given.out and len(given.runs) > 1:
         raise UserError(f"--out is for one run, and {len(given.runs)} were given; leave it out")
     from simplicia.analyze.report_data import analyze
-    from simplicia.run import check, load
+    from simplicia.run import load
+    from simplicia.train.checkpoint import newest_of
 
     for path in given.runs:  # before the first is looked at
-        check(path)
+        newest_of(path)
     found = []
     for path in given.runs:
         run = load(path, given.device)

@@ -54,7 +54,7 @@ def _recipes(names: list[str], changes: dict[str, Any], device: str | None) -> l
             "parts": {name: vars(part) for name, part in found.parts.items()},
             "batch_size": recipe.batch_size,
             "precision": precision,
-            "estimated_gib": found.memory(recipe.at_once, precision) / 2**30,
+            "estimated_gib": found.memory(recipe.actual_micro_batch_size, precision) / 2**30,
             "measured_gib": None if device is None else measured_peak(recipe, device),
             "settings": as_dict(recipe),
         }

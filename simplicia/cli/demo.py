@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from simplicia.api import pretrain
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
@@ -16,10 +17,10 @@ from simplicia.evaluate.knn import knn
 from simplicia.evaluate.probe import ProbeSettings, probe
 from simplicia.neighbours import overlap
 from simplicia.provenance import commit, versions
-from simplicia.run import Run, represent
+from simplicia.representation import represent
+from simplicia.run import Run
 from simplicia.sem import entropy
 from simplicia.train import recipes
-from simplicia.train.loop import pretrain
 
 PROBES = ProbeSettings(lrs=(0.1, 1.0, 5.0), l1=(0.0,), temperatures=(0.0, 0.1, 1.0), epochs=30)
 

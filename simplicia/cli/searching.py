@@ -165,7 +165,7 @@ def _bound_of_run(given: Any) -> None:
     run = load(given.run, given.device or "auto")
     network, samples = given.network or "online", given.samples or SAMPLES
     name = given.data or run.recipe.data
-    size = datasets.decoded_size(name, run.recipe.stored)
+    size = datasets.decoded_size(name, run.recipe.actual_decode_size)
     place = given.data_dir or run.recipe.data_dir
     train = datasets.load(name, "train", place, size=size)
     test = None if train.labels is None else datasets.load(name, "test", place, size=size)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def pretrain(arguments: list[str]) -> None:
-    from simplicia.train.loop import pretrain
+    from simplicia.api import pretrain
 
     recipe, shown = named_recipe("pretrain", arguments)
     parser = Parser("pretrain RECIPE", description="Train a recipe. Any setting of it is an option.")

@@ -12,7 +12,8 @@ from simplicia.data import datasets, folder
 from simplicia.errors import UserError
 from simplicia.files import atomic_write
 from simplicia.progress import Progress
-from simplicia.run import Run, represent
+from simplicia.representation import represent
+from simplicia.run import Run
 
 BATCH = 256
 Skipped = list[tuple[str, str]]
@@ -62,7 +63,7 @@ def _read(
     run: Run, images: str | Path, data_dir: str | Path | None
 ) -> tuple[Tensor, dict[str, np.ndarray], Skipped]:
     """Images, arrays that say of which they are, and what was skipped."""
-    name, size = str(images), run.recipe.stored
+    name, size = str(images), run.recipe.actual_decode_size
     if name not in datasets.names() or Path(name).exists():
         batch, files, skipped = folder.read_all(Path(images), size)
         return batch, {"files": np.array(files)}, skipped

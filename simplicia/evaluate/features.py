@@ -22,7 +22,7 @@ def load_labelled(
     """Load labelled train and test images: the run's own data set, or another one."""
     recipe = run.recipe if isinstance(run, Run) else run
     name, directory = data or recipe.data, data_dir or recipe.data_dir
-    size = datasets.decoded_size(name, recipe.stored)
+    size = datasets.decoded_size(name, recipe.actual_decode_size)
     train = datasets.load(name, "train", directory, size=size)
     check_labels(train)  # before a folder without classes is asked for a test split
     test = datasets.load(name, "test", directory, size=size)

@@ -14,7 +14,8 @@ from simplicia.evaluate.linear import Probes, fast_products, rows
 from simplicia.evaluate.make_result import changed_settings
 from simplicia.evaluate.probe import ProbeSettings, fit, progress_bar
 from simplicia.evaluate.transfer import TransferSettings, default_layer, fitted, hold_out, shown_temperature
-from simplicia.run import Run, represent
+from simplicia.representation import represent
+from simplicia.run import Run
 
 
 @dataclass

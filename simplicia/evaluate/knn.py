@@ -12,8 +12,9 @@ from simplicia.errors import UserError
 from simplicia.evaluate.features import check_classes, encoder_features
 from simplicia.evaluate.make_result import K, make_result
 from simplicia.neighbours import cosine, overlap, vote
+from simplicia.representation import represent
 from simplicia.result import Result, percent
-from simplicia.run import Run, represent
+from simplicia.run import Run
 
 
 def knn(

@@ -22,7 +22,8 @@ from simplicia.devices import seeded
 from simplicia.evaluate.features import encoder_features
 from simplicia.evaluate.linear import rows, tiny_to_zero
 from simplicia.evaluate.multi_temperature import simplices
-from simplicia.run import Run, represent
+from simplicia.representation import represent
+from simplicia.run import Run
 
 PLAIN_KEPT = 2**30  # bytes of a plain layer kept rather than computed again for each batch
 VIEWS_KEPT = {"cuda": 16 * 2**30}  # bytes of views' features kept for the probe that is trained last

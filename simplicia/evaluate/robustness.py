@@ -59,7 +59,9 @@ def robustness(
         raise UserError(f"temperature is {temperature}; a probe by SGD has those of its settings' grid")
     check_classes(train, test)
     assert test.labels is not None
-    tests = [OtherSet(path, train.classes, run.recipe.stored) for path in others]  # before training
+    tests = [
+        OtherSet(path, train.classes, run.recipe.actual_decode_size) for path in others
+    ]  # before training
     probe = (
         by_logistic(run, train, layer, temperature, settings, network, quiet)
         if isinstance(settings, TransferSettings)

@@ -25,8 +25,9 @@ from simplicia.evaluate.features import (
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.progress import Progress
+from simplicia.representation import represent
 from simplicia.result import Result, percent
-from simplicia.run import Run, represent
+from simplicia.run import Run
 from simplicia.settings import check_seed
 from simplicia.train.recipe import Recipe
 
@@ -91,7 +92,9 @@ def load_splits(
     recipe = run.recipe if isinstance(run, Run) else run
     train, test = load_labelled(recipe, data, data_dir)
     name = data or recipe.data
-    val = datasets.validation(name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.stored))
+    val = datasets.validation(
+        name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.actual_decode_size)
+    )
     if val is not None:
         report_skipped(val.name, val.skipped)
     if val is None:

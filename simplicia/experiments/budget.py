@@ -59,7 +59,7 @@ def budget(experiment: Experiment, epochs: int | None = None) -> Budget:
     seconds = sum(step_ms(p) / 1000 * _steps(p.complete) for p in plans.values())
     measurements = {(p.folder, c.measure.split("_")[0], c.options.get("layer")) for c, p in trained}
     seconds += sum(_measuring(kind, layer) for _, kind, layer in measurements)
-    gib = [cost(p.complete).memory(p.complete.at_once) / 2**30 for p in plans.values()]
+    gib = [cost(p.complete).memory(p.complete.actual_micro_batch_size) / 2**30 for p in plans.values()]
     disk = sum(checkpoint_bytes(p.complete) for p in plans.values()) / 1e9
     return Budget(len(plans), seconds / 3600, all(map(timed, plans.values())), max(gib, default=0.0), disk)
 
@@ -99,7 +99,7 @@ def checkpoint_bytes(recipe: Recipe) -> int:
 def cost(recipe: Recipe) -> Cost:
     """What the model of a recipe costs; many recipes have the same model."""
     model = recipe.method, recipe.bottleneck, recipe.encoder, recipe.sem.simplices, recipe.sem.vertices
-    key = (*model, recipe.viewed, recipe.sem.embedder, recipe.sem.norm, recipe.sem.blocks)
+    key = (*model, recipe.actual_view_size, recipe.sem.embedder, recipe.sem.norm, recipe.sem.blocks)
     if key not in _COSTS:
         _COSTS[key] = cost_of(recipe)
     return _COSTS[key]

@@ -139,5 +139,5 @@ def plan(
     changes |= {} if epochs is None else {"epochs": epochs}
     changes |= {} if batch_size is None else {"batch_size": batch_size}
     complete = with_changes(recipes.get(name), changes)
-    complete.validate()
+    complete = complete.checked()
     return Plan(name, changes, complete)

@@ -21,8 +21,7 @@ from simplicia.provenance import commit, versions
 from simplicia.run import Run
 from simplicia.train import checkpoint
 from simplicia.train import run_dir as place
-from simplicia.train.auto import fitted
-from simplicia.train.images import load_images
+from simplicia.train.auto import load_images, resolve
 from simplicia.train.recipe import Recipe, read_yaml
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class Job:
         wanted = self.recipe
         if not (self.folder / "recipe.yaml").exists():
             images = load_images(wanted, "train", False, self.quiet)
-            wanted, _ = fitted(wanted, images, choose(self.session.options.device))
+            wanted, _ = resolve(wanted, images, choose(self.session.options.device))
         to = self.cell.options.get("to")
         if to not in self.session.images:  # those of one set only: they may be gigabytes
             read = load_labelled if to is None else load_splits
@@ -120,7 +119,7 @@ class Job:
         assert self.plan is not None
         try:
             if (self.folder / "recipe.yaml").exists():
-                place.check_same(self.folder, self.plan.complete)
+                place.check_same_recipe(self.folder, self.plan.complete)
             if (found := self._measured(name, asked)) is not None:
                 return found
             self.prepare()

@@ -150,7 +150,7 @@ def entropy(job: Job) -> list[Row]:
 
     from simplicia.analyze.entropy import entropy_histogram
     from simplicia.evaluate.features import encoder_features
-    from simplicia.run import represent
+    from simplicia.representation import represent
 
     def measure() -> Row:
         run, (train, _) = job.run, job.sets
@@ -177,7 +177,7 @@ def spectrum(job: Job, layer: str = "embedder") -> list[Row]:
 
     from simplicia.analyze.covariance_spectrum import effective_rank, spaced, spectrum
     from simplicia.evaluate.features import encoder_features
-    from simplicia.run import represent
+    from simplicia.representation import represent
 
     def measure() -> Row:
         run, (_, test) = job.run, job.sets

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from simplicia.api import pretrain
 from simplicia.cli.demo import PROBES
 from simplicia.data import datasets
 from simplicia.devices import choose
@@ -24,7 +25,6 @@ from simplicia.progress import Progress
 from simplicia.provenance import commit, versions
 from simplicia.run import Run, load
 from simplicia.train import checkpoint
-from simplicia.train.loop import pretrain
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from simplicia.api import pretrain
 from simplicia.data import datasets
 from simplicia.devices import choose
 from simplicia.errors import Diverged, Interrupted, UserError
@@ -24,7 +25,6 @@ from simplicia.provenance import versions
 from simplicia.settings import as_dict, with_changes
 from simplicia.train import checkpoint, recipes
 from simplicia.train import run_dir as place
-from simplicia.train.loop import pretrain
 from simplicia.train.recipe import Recipe, read_yaml
 
 HOLDOUT = 0.1
@@ -187,7 +187,7 @@ def _run(
 
     run = pretrain(recipe, out=path, resume=True, device=device, engine=engine, quiet=quiet, on_online=watch)
     assert run is not None
-    size = datasets.decoded_size(run.recipe.data, run.recipe.stored)
+    size = datasets.decoded_size(run.recipe.data, run.recipe.actual_decode_size)
     train = datasets.load(run.recipe.data, "train", run.recipe.data_dir, size=size)
     fit_on, held = datasets.split(train, run.recipe.holdout)
     probes = ProbeSettings(temperatures=plan.temperatures, epochs=plan.probe_epochs)
@@ -232,7 +232,7 @@ def _plan(
 ) -> Plan:
     """A plan that was found to be possible."""
     base = recipes.get(recipe) if isinstance(recipe, str) else recipe
-    base = place.findable(with_changes(base, {"holdout": base.holdout or HOLDOUT, **changes}))
+    base = place.with_absolute_paths(with_changes(base, {"holdout": base.holdout or HOLDOUT, **changes}))
     if grid and search:
         raise UserError("both a grid and a search were given; give one of them")
     prune = bool(search) if prune is None else prune
@@ -270,7 +270,7 @@ def _same(
     kept = stored.recipe
     given = {
         "recipe": (name, kept.name),
-        "settings": (as_dict(place.findable(with_changes(kept, changes))), as_dict(kept)),
+        "settings": (as_dict(place.with_absolute_paths(with_changes(kept, changes))), as_dict(kept)),
         "grid": (read_grid(kept, grid) if grid else stored.grid, stored.grid),
         "search": (read_search(kept, search) if search else stored.search, stored.search),
         "temperatures": (tuple(temperatures or stored.temperatures), stored.temperatures),
@@ -286,7 +286,7 @@ def _same(
 
 def _training_images(recipe: Recipe, download: bool) -> tuple[int, int]:
     """How many images a trial trains and is measured on; what is wrong with them is told before any trial."""
-    size = datasets.decoded_size(recipe.data, recipe.stored)
+    size = datasets.decoded_size(recipe.data, recipe.actual_decode_size)
     train = datasets.load(recipe.data, "train", recipe.data_dir, download, size)
     fit_on, held = datasets.split(train, recipe.holdout)
     return len(fit_on), len(held)

@@ -49,7 +49,7 @@ class Plan:
         }
         for name, values in corners.items():
             for value in values:
-                with_changes(self.recipe, {name: value}).validate()
+                with_changes(self.recipe, {name: value}).checked()
         if self.recipe.holdout == 0:
             raise UserError(
                 "holdout is 0; a sweep chooses on training images that were held out; give a share"

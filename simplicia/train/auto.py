@@ -1,15 +1,22 @@
-"""What a recipe leaves open, chosen from the images and the device."""
+"""A recipe's images, and the settings it leaves open ("auto", 0) chosen from them and the device."""
 
 import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from simplicia import encoders
+from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
+from simplicia.progress import Progress
 from simplicia.train.recipe import Recipe
 
-# the values by which a recipe leaves settings open
+# the values that leave a setting open
 OPEN = {
     "precision": "auto",
     "image_size": 0,
@@ -20,21 +27,69 @@ OPEN = {
 }
 
 
-def check_parts(recipe: Recipe, processes: int) -> None:
-    """A UserError if what is in the networks at once cannot be divided among processes."""
-    name = "batch_size" if recipe.at_once == recipe.batch_size else "micro_batch"
-    if recipe.at_once % max(processes, 1):
-        raise UserError(f"{name} is {recipe.at_once}; {processes} processes need a multiple of that")
-    if recipe.at_once and recipe.at_once // max(processes, 1) < 2:
+def images_from_memory(changes: dict[str, Any]) -> tuple[ImageSet | None, dict[str, Any]]:
+    """Images given as ``data=`` from Python, if there are any, and the changes that name them."""
+    data = changes.get("data", "")
+    if isinstance(data, str | os.PathLike):
+        return None, changes
+    changes = {**changes, "data": datasets.MEMORY}
+    if isinstance(data, ImageSet):
+        return data, changes
+    if isinstance(data, np.ndarray) and data.dtype == np.uint8:
+        data = torch.from_numpy(np.ascontiguousarray(data))
+    if not isinstance(data, Tensor):
+        kind = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
         raise UserError(
-            f"{name} is {recipe.at_once}; {processes} processes need 2 images each, as BatchNorm does"
+            f"data is {kind}; give a name, a folder, a uint8 tensor or array (N, 3, H, W), or an ImageSet"
         )
+    return ImageSet(datasets.MEMORY, data.cpu().contiguous()), changes
 
 
-def fitted(
+def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:
+    """The images of a recipe, as training takes them."""
+    size = datasets.decoded_size(recipe.data, recipe.actual_decode_size)
+    if recipe.decode_size and size is None:
+        raise UserError(f"decode_size is for image files; {recipe.data} has a size of its own")
+    progress: Progress | None = None
+
+    def show(done: int, total: int) -> None:
+        nonlocal progress
+        progress = progress or Progress("reading images", total, 0, quiet)
+        progress.update(done, f"{total:,} in all")
+
+    try:
+        keep_aspect = recipe.keep_aspect and split == "train"  # test images are seen as they are measured
+        return datasets.load(recipe.data, split, recipe.data_dir, download, size, show, keep_aspect)
+    finally:
+        if progress is not None:
+            progress.close()
+
+
+def training_images(
+    recipe: Recipe, images: ImageSet | None, download: bool, quiet: bool
+) -> tuple[ImageSet, Callable[[], ImageSet]]:
+    """The images to train on, and a function that loads those that online probes are tested on."""
+    train = load_images(recipe, "train", download, quiet) if images is None else images
+    if not recipe.holdout:
+        return train, lambda: load_images(recipe, "test", False, quiet=True)
+    train, held_out = datasets.split(train, recipe.holdout)
+    return train, held_out.center_cropped
+
+
+def check_processes(recipe: Recipe, processes: int) -> None:
+    """A UserError if a micro-batch cannot be divided among processes."""
+    size = recipe.actual_micro_batch_size
+    name = "batch_size" if size == recipe.batch_size else "micro_batch_size"
+    if size % max(processes, 1):
+        raise UserError(f"{name} is {size}; {processes} processes need a multiple of that")
+    if size and size // max(processes, 1) < 2:
+        raise UserError(f"{name} is {size}; {processes} processes need 2 images each, as BatchNorm does")
+
+
+def resolve(
     recipe: Recipe, images: ImageSet, device: torch.device, processes: int = 1
 ) -> tuple[Recipe, list[str]]:
-    """The recipe with every open setting decided, and what was decided, for people."""
+    """The recipe with every open setting decided, and a description of what was decided."""
     small_machine = device.type == "cpu"
     side = min(images.images.shape[-2:])
     chosen: dict[str, int | str] = {}
@@ -58,8 +113,8 @@ def fitted(
         recipe = dataclasses.replace(recipe, sem=dataclasses.replace(recipe.sem, simplices=simplices))
         if recipe.bottleneck != "none":
             notes.append(f"sem.simplices {simplices}")
-    recipe.validate()
-    check_parts(recipe, processes)
+    recipe = recipe.checked()
+    check_processes(recipe, processes)
     if len(images) < 2:
         raise UserError(f"{images.name} has 1 image; training needs 2 or more, as BatchNorm does")
     if len(images) < recipe.batch_size:
@@ -67,7 +122,7 @@ def fitted(
             f"batch_size is {recipe.batch_size}, but {images.name} has {len(images)} images; "
             f"give --batch-size {len(images)} or less"
         )
-    least = min(recipe.image_size, recipe.viewed)
-    if recipe.stem == "imagenet" and recipe.encoder in encoders.names() and least < 32:
-        raise UserError(f"images of {least} pixels are too small for the imagenet stem; give --stem small")
+    smallest = min(recipe.image_size, recipe.actual_view_size)
+    if recipe.stem == "imagenet" and recipe.encoder in encoders.names() and smallest < 32:
+        raise UserError(f"images of {smallest} pixels are too small for the imagenet stem; give --stem small")
     return recipe, notes

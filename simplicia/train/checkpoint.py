@@ -7,6 +7,7 @@ moment leaves the last good ones. Tensors are copied at once and written by a th
 import json
 import math
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -123,6 +124,53 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], source: Pa
     with torch.no_grad():
         for key, value in own.items():
             value.copy_(tensors[key])
+
+
+def newest_of(path: str | Path) -> Path:
+    """The newest checkpoint of a run; a UserError if a folder is not a run, or has none yet."""
+    path = Path(path)
+    if not (path / "recipe.yaml").is_file():
+        raise UserError(
+            f"{path} is not a run: it has no recipe.yaml; give the folder that pretrain wrote (--out)"
+        )
+    newest = latest(path / "checkpoint")
+    if newest is None:
+        raise UserError(f"{path} has no checkpoint: it must train for a while first, or it diverged")
+    return newest
+
+
+def method_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a checkpoint that are the method's own, by their names in it."""
+    return {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
+
+
+def new_id() -> str:
+    """A name for a run that results refer to."""
+    return secrets.token_hex(8)
+
+
+@torch.no_grad()
+def initialise_from(method: torch.nn.Module, path: str | Path) -> tuple[int, int]:
+    """Load the weights and statistics of a run into a method, where names and shapes agree.
+
+    The encoder must match completely, or it is a UserError. Queues start empty; a target network that the run
+    lacks starts as a copy of the online one. Returns how many tensors were loaded, of how many.
+    """
+    there = method_tensors(read(newest_of(path))[0])
+    own = {k: v for k, v in method.state_dict().items() if "." in k and not k.startswith("queue.")}
+    taken = 0
+    for key, value in own.items():
+        found = there.get(key, there.get(key.replace("target.", "online.", 1)))
+        if found is not None and found.shape == value.shape:
+            value.copy_(found)
+            taken += 1
+        elif key.startswith("online.encoder."):
+            why = "lacks it" if found is None else f"has it as {tuple(found.shape)}"
+            raise UserError(
+                f"init is {str(path)!r}, whose encoder is another: {key} is {tuple(value.shape)} here, and "
+                f"the run {why}; give the encoder, stem and stem_padding that it was trained with"
+            )
+    return taken, len(own)
 
 
 class Writer:

@@ -107,7 +107,7 @@ def learning_rate(settings: OptimSettings, batch_size: int, epoch: float, epochs
     start = min(settings.warmup_lr, peak)
     warmup = min(settings.warmup_epochs, epochs / 2)  # a short run must get past its warm-up
     ramp = (
-        warmup - 1 if settings.per_epoch else warmup
+        warmup - 1 if settings.lr_per_epoch else warmup
     )  # whole epochs: the last one of the warm-up has the peak
     if epoch < ramp:
         return start + (peak - start) * epoch / ramp

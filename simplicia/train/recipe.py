@@ -8,97 +8,130 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 
-from simplicia import bottlenecks, encoders, methods
+from simplicia import bottlenecks, encoders, methods, settings
 from simplicia.data.augmentation import ViewSettings
 from simplicia.errors import UserError, unknown
 from simplicia.files import atomic_write
 from simplicia.methods.base import Network
-from simplicia.settings import Formerly, as_dict, check_seed, from_dict
+from simplicia.settings import Formerly, Range, as_dict, from_dict
+
+Count = Range(low=0)
+Share = Range(low=0, below=1)
 
 
-@dataclass
+@dataclass(frozen=True)
 class SemSettings:
     """The simplicial embedding."""
 
-    simplices: int = 5000  # L (0: chosen to fit the encoder)
-    vertices: int = 13  # V
-    temperature: float = 1.0  # tau
-    second_temperature: float | None = None  # tau', of the target network or of view 2 (None: tau)
-    norm: Literal["batch", "layer", "none"] = "batch"  # of the embedder's output, before the softmax
-    embedder: Literal["linear", "identity", "mlp"] = "linear"  # from the encoder's output to L*V numbers
-    blocks: int = 1  # diagonal blocks of the embedder and of the projector's first layer
-    centred: bool = True  # the projector is handed p - 1/V (False: p, as in the paper)
+    simplices: Annotated[int, "L (0: chosen to fit the encoder)"] = 5000
+    vertices: Annotated[int, "V"] = 13
+    temperature: Annotated[float, "tau"] = 1.0
+    second_temperature: Annotated[float | None, "tau', of the target network or of view 2 (none: tau)"] = None
+    norm: Annotated[
+        Literal["batch", "layer", "none"], "normalisation of the embedder's output, before the softmax"
+    ] = "batch"
+    embedder: Annotated[
+        Literal["linear", "identity", "mlp"], "layer from the encoder's output to L*V numbers"
+    ] = "linear"
+    blocks: Annotated[int, "diagonal blocks of the embedder and of the projector's first layer"] = 1
+    centred: Annotated[bool, "hand the projector p - 1/V (false: p, as in the paper)"] = True
 
 
-@dataclass
+@dataclass(frozen=True)
 class VqSettings:
-    """The vector-quantised bottleneck, whose codebooks and codes are sem's simplices and vertices."""
+    """The vector-quantised bottleneck; sem.simplices codebooks of sem.vertices codes."""
 
-    dimensions: int = 32  # of each code
-    commitment: float = 0.25  # weight of the commitment loss
-    decay: float = 0.99  # of the codes' moving averages
-    # share of the average use below which a code is replaced
-    dead_code_threshold: Annotated[float, Formerly("revive")] = 0.1
+    dimensions: Annotated[int, "dimensions of each code", Range(low=1)] = 32
+    commitment: Annotated[float, "weight of the commitment loss", Count] = 0.25
+    decay: Annotated[float, "decay of the codes' moving averages", Share] = 0.99
+    dead_code_threshold: Annotated[
+        float, "share of the average use below which a code is replaced", Share, Formerly("revive")
+    ] = 0.1
 
 
-@dataclass
+@dataclass(frozen=True)
 class OptimSettings:
     """The optimiser and its learning rate."""
 
-    name: Literal["lars", "sgd"] = "lars"  # which optimiser
-    lr: float = 1.0  # at a batch of 256, scaled with the batch
-    weight_decay: float = 1e-5  # L2 penalty on the weights
-    embedder_weight_decay: float | None = None  # of the bottleneck's weights (None: weight_decay)
-    momentum: float = 0.9  # of the steps
-    eta: float = 0.02  # LARS's trust coefficient
-    exclude_1d: bool = True  # biases and norms get neither weight decay nor trust ratio
-    warmup_epochs: float = 10.0  # during which the rate rises in a line
-    warmup_lr: float = 3e-5  # where the warm-up starts
-    min_lr: float = 0.0  # where the cosine ends
-    per_epoch: bool = False  # the rate changes once per epoch, as the paper's does (False: at every step)
-    clip: float = 0.0  # largest norm of the gradient (0: no clipping)
-    momentum_bits: Literal["32", "16"] = "32"  # precision in which momentum is kept
+    name: Annotated[Literal["lars", "sgd"], "optimiser"] = "lars"
+    lr: Annotated[float, "learning rate at a batch of 256, scaled with the batch", Count] = 1.0
+    weight_decay: Annotated[float, "L2 penalty on the weights", Count] = 1e-5
+    embedder_weight_decay: Annotated[
+        float | None, "L2 penalty on the bottleneck's weights (none: weight_decay)", Count
+    ] = None
+    momentum: Annotated[float, "momentum of the steps", Share] = 0.9
+    eta: Annotated[float, "LARS's trust coefficient", Count] = 0.02
+    exclude_1d: Annotated[bool, "no weight decay and no trust ratio for biases and norms"] = True
+    warmup_epochs: Annotated[float, "epochs of linear warm-up", Count] = 10.0
+    warmup_lr: Annotated[float, "learning rate at the start of the warm-up", Count] = 3e-5
+    min_lr: Annotated[float, "learning rate at the end of the cosine", Count] = 0.0
+    lr_per_epoch: Annotated[
+        bool, "change the rate once per epoch, as the paper does (false: every step)", Formerly("per_epoch")
+    ] = False
+    clip: Annotated[float, "largest norm of the gradient (0: no clipping)", Count] = 0.0
+    momentum_bits: Annotated[Literal["32", "16"], "precision in which momentum is kept"] = "32"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Recipe:
     """Everything a run is made of; written to its folder as ``recipe.yaml``."""
 
     name: str = "custom"
-    data: str = "shapes"  # a data set's name or a folder of images
-    data_dir: str | None = None  # where standard data sets lie (None: SIMPLICIA_DATA)
-    image_size: int = 32  # side of the square images that the encoder is given (0: chosen from the images)
-    view_size: int = 0  # side of the views in training; smaller ones train faster (0: image_size)
-    stored_size: int = 0  # side at which files of images are kept, for views to be cut from (0: image_size)
-    whole: bool = True  # views are cut from whole pictures, if they are files (False: from centre squares)
-    method: str = "byol"  # barlow, byol, dino, moco, simclr, swav or vicreg
-    bottleneck: str = "sem"  # sem, none, embed, gumbel or vq
-    encoder: str = "resnet18"  # tiny, resnet18, any timm model, … ("auto": by the images and the device)
-    stem: Literal["small", "imagenet", "auto"] = "small"  # a ResNet's first layers ("auto": by image_size)
-    stem_padding: int = 1  # of the small stem's convolution (the authors' code: 2)
-    epochs: int = 1000  # passes over the images
-    batch_size: int = 256  # over all processes (0: chosen from the number of images)
-    micro_batch: int = 0  # images, over all processes, that are in the networks at once (0: the whole batch)
-    precision: Literal["auto", "32", "bf16"] = "auto"  # ("auto": bf16 on a GPU, 32 bits elsewhere)
-    seed: int = 0  # of weights, order and views
-    init: str | None = None  # the folder of a run whose weights training begins with
-    holdout: float = 0.0  # share of each class kept out of training, for online probes (0: they use test)
+    data: Annotated[str, "name of a data set, or a folder of images"] = "shapes"
+    data_dir: Annotated[str | None, "folder of the standard data sets (none: SIMPLICIA_DATA)"] = None
+    image_size: Annotated[int, "side of the images that the encoder sees (0: from the images)", Count] = 32
+    view_size: Annotated[
+        int, "side of the training views; smaller ones train faster (0: image_size)", Count
+    ] = 0
+    decode_size: Annotated[
+        int, "side to which image files are decoded (0: image_size)", Count, Formerly("stored_size")
+    ] = 0
+    keep_aspect: Annotated[
+        bool, "cut views from uncropped images, if they are files (false: centre squares)", Formerly("whole")
+    ] = True
+    method: Annotated[str, "self-supervised method; simplicia methods lists them"] = "byol"
+    bottleneck: Annotated[str, "sem, none, embed, gumbel or vq"] = "sem"
+    encoder: Annotated[str, 'tiny, resnet18, any timm model ("auto": from images and device)'] = "resnet18"
+    stem: Annotated[
+        Literal["small", "imagenet", "auto"], 'first layers of a ResNet ("auto": from image_size)'
+    ] = "small"
+    stem_padding: Annotated[int, "padding of the small stem (the authors' code: 2)", Count] = 1
+    epochs: Annotated[int, "passes over the images", Range(low=1)] = 1000
+    batch_size: Annotated[int, "images per step over all processes (0: from their number)", Count] = 256
+    micro_batch_size: Annotated[
+        int,
+        "images in the networks at a time, over all processes (0: the batch)",
+        Count,
+        Formerly("micro_batch"),
+    ] = 0
+    precision: Annotated[Literal["auto", "32", "bf16"], '"auto": bf16 on a GPU, 32 bits elsewhere'] = "auto"
+    seed: Annotated[int, "seed of weights, order and views"] = 0
+    init: Annotated[str | None, "folder of a run whose weights training begins with"] = None
+    holdout: Annotated[float, "share of each class kept for online probes (0: they use test)", Share] = 0.0
     sem: SemSettings = field(default_factory=SemSettings)
     vq: VqSettings = field(default_factory=VqSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     views: ViewSettings = field(default_factory=ViewSettings)
-    options: dict[str, Any] = field(default_factory=dict)  # the method's own, such as {"momentum": 0.99}
-    # how the run is watched, and where images lie; these may change when it is resumed
-    images_on: Literal["auto", "device", "host"] = "auto"  # ("auto": the device, if half its memory will do)
-    log_every: int = 50  # steps between lines of the log
-    checkpoint_minutes: float = 2.0  # between checkpoints
-    online_every: int = 0  # epochs between online probes (0: never; needs labels)
-    online_temperatures: tuple[float, ...] = ()  # of SEM, for online probes besides that at its own
-    loggers: tuple[str, ...] = ()  # "tensorboard", "wandb"
+    options: Annotated[dict[str, Any], 'options of the method, such as {"momentum": 0.99}'] = field(
+        default_factory=dict
+    )
+    data_device: Annotated[
+        Literal["auto", "device", "host"],
+        'where images are kept ("auto": the device, if half its memory suffices)',
+        Formerly("images_on"),
+    ] = "auto"
+    log_every: Annotated[int, "steps between lines of the log", Range(low=1)] = 50
+    checkpoint_minutes: Annotated[float, "minutes between checkpoints", Range(above=0)] = 2.0
+    online_every: Annotated[int, "epochs between online probes (0: never; needs labels)", Count] = 0
+    online_temperatures: Annotated[
+        tuple[float, ...], "further temperatures of SEM for online probes", Count
+    ] = ()
+    loggers: Annotated[tuple[Literal["tensorboard", "wandb"], ...], "further loggers"] = ()
 
-    WATCHING: ClassVar = (
+    # settings of how a run is watched, and where images lie: they may change when it is resumed
+    MAY_CHANGE: ClassVar = (
         "data_dir",
-        "images_on",
+        "data_device",
         "log_every",
         "checkpoint_minutes",
         "online_every",
@@ -106,44 +139,40 @@ class Recipe:
         "loggers",
     )
 
-    def validate(self) -> None:
-        """Raise a UserError for a value no run can have."""
-        for name, least in (
-            ("epochs", 1),
-            ("batch_size", 0),
-            ("micro_batch", 0),
-            ("image_size", 0),
-            ("stored_size", 0),
-            ("view_size", 0),
-            ("log_every", 1),
-            ("online_every", 0),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        for name in ("image_size", "stored_size", "view_size"):
+    def checked(self) -> "Recipe":
+        """The recipe with its method's options typed; a UserError for settings that no run can have."""
+        settings.check(self)
+        settings.check_seed(self.seed)
+        for name in ("image_size", "decode_size", "view_size"):
             if getattr(self, name) == 1:
                 raise UserError(f"{name} is 1; views have at least 2 pixels on a side")
-        if 1 in (self.batch_size, self.micro_batch):
-            name = "batch_size" if self.batch_size == 1 else "micro_batch"
-            raise UserError(f"{name} is 1; BatchNorm needs at least 2 images")
-        _ = self.at_once  # refuses what does not divide the batch
-        if self.stored_size and not 0 < self.image_size <= self.stored_size:
+        for name in ("batch_size", "micro_batch_size"):
+            if getattr(self, name) == 1:
+                raise UserError(f"{name} is 1; BatchNorm needs at least 2 images")
+        if self.actual_micro_batch_size and self.batch_size % self.actual_micro_batch_size:
             raise UserError(
-                f"stored_size is {self.stored_size} and image_size {self.image_size}; views are cut from "
-                "what is stored, so give an image_size that is not larger"
+                f"micro_batch_size is {self.micro_batch_size}; batch_size, {self.batch_size}, must be a "
+                "multiple of it"
             )
-        check_seed(self.seed)
-        for field_ in dataclasses.fields(self.optim):
-            value = getattr(self.optim, field_.name)
-            if isinstance(value, float) and not 0 <= value < math.inf:
-                raise UserError(f"optim.{field_.name} is {value}; it must be a finite number, not negative")
-        if not self.checkpoint_minutes > 0:
-            raise UserError(f"checkpoint_minutes is {self.checkpoint_minutes}; it must be positive")
+        if self.decode_size and not 0 < self.image_size <= self.decode_size:
+            raise UserError(
+                f"decode_size is {self.decode_size} and image_size {self.image_size}; views are cut from "
+                "decoded images, so give an image_size that is not larger"
+            )
         if self.encoder != "auto":
             encoders.check(self.encoder)
         if self.bottleneck not in bottlenecks.names():
             raise unknown("bottleneck", self.bottleneck, bottlenecks.names())
-        self.options = methods.converted(self.method, self.options)
+        self._check_temperatures()
+        try:
+            self.views.validate()
+        except ValueError as error:
+            raise UserError(f"views: {error}") from error
+        if len(self.views.blur) != 2:
+            raise UserError(f"views.blur is {self.views.blur}; a method takes 2 views, so give 2 entries")
+        return dataclasses.replace(self, options=methods.converted(self.method, self.options))
+
+    def _check_temperatures(self) -> None:
         for name in ("temperature", "second_temperature"):
             value = getattr(self.sem, name)
             if value is not None and not 0 <= value < math.inf:
@@ -153,61 +182,30 @@ class Recipe:
         if self.bottleneck == "sem" and self.sem.temperature == 0:
             raise UserError(
                 "sem.temperature is 0; one-hot codes pass no gradient to the encoder, so training needs a "
-                "positive one, such as 1; 0 is for what is measured afterwards"
+                "positive one, such as 1; use 0 when you measure"
             )
         if self.bottleneck == "sem" and self.sem.vertices == 1:
             raise UserError("sem.vertices is 1; a simplex of one vertex is always 1, so give 2 or more")
-        if self.vq.dimensions < 1:
-            raise UserError(f"vq.dimensions is {self.vq.dimensions}; it must be at least 1")
-        if not 0 <= self.vq.commitment < math.inf:
-            raise UserError(f"vq.commitment is {self.vq.commitment}; it must not be negative")
-        for name in ("decay", "dead_code_threshold"):
-            if not 0 <= getattr(self.vq, name) < 1:
-                raise UserError(f"vq.{name} is {getattr(self.vq, name)}; it must be from 0 to below 1")
-        for value in self.online_temperatures:
-            if not 0 <= value < math.inf:
-                raise UserError(f"online_temperatures has {value}; each must be 0 (one-hot) or positive")
-        if not 0 <= self.holdout < 1:
-            raise UserError(f"holdout is {self.holdout}; it must be 0 or a share below 1")
-        if self.stem_padding < 0:
-            raise UserError(f"stem_padding is {self.stem_padding}; it must not be negative")
-        if self.optim.momentum >= 1:
-            raise UserError(f"optim.momentum is {self.optim.momentum}; it must be below 1")
-        for logger in self.loggers:
-            if logger not in ("tensorboard", "wandb"):
-                raise unknown("logger", logger, ["tensorboard", "wandb"])
-        try:
-            self.views.validate()
-        except UserError as error:
-            raise UserError(f"views.{error}") from None
-        if len(self.views.blur) != 2:
-            raise UserError(f"views.blur is {self.views.blur}; a method takes 2 views, so give 2 entries")
 
     @property
-    def stored(self) -> int:
-        """The side of the squares that files of images are decoded to (0: chosen from the images)."""
-        return self.stored_size or self.image_size
+    def actual_decode_size(self) -> int:
+        """The side to which image files are decoded (0: chosen from the images)."""
+        return self.decode_size or self.image_size
 
     @property
-    def viewed(self) -> int:
-        """The side of the views in training (0: chosen from the images)."""
+    def actual_view_size(self) -> int:
+        """The side of the training views (0: chosen from the images)."""
         return self.view_size or self.image_size
 
     @property
-    def at_once(self) -> int:
-        """How many images are in the networks at once: a micro-batch, or the whole batch."""
-        if not 0 < self.micro_batch < self.batch_size:
-            return self.batch_size
-        if self.batch_size % self.micro_batch:
-            raise UserError(
-                f"micro_batch is {self.micro_batch}; batch_size, {self.batch_size}, must be a multiple of it"
-            )
-        return self.micro_batch
+    def actual_micro_batch_size(self) -> int:
+        """How many images are in the networks at a time."""
+        return self.micro_batch_size if 0 < self.micro_batch_size < self.batch_size else self.batch_size
 
     @property
-    def parts(self) -> int:
-        """How many micro-batches, one after the other, make a batch; 1 while its size is open."""
-        return self.batch_size // self.at_once if self.batch_size else 1
+    def accumulation_steps(self) -> int:
+        """How many micro-batches make a batch; 1 while its size is open."""
+        return self.batch_size // self.actual_micro_batch_size if self.batch_size else 1
 
     def build(self) -> methods.Method:
         """The method with its encoder and bottleneck, freshly initialised."""
@@ -220,12 +218,14 @@ class Recipe:
 
     def _build(self) -> methods.Method:
         encoder: Any = self._encoder()
-        settings = dataclasses.asdict(self.sem) | dataclasses.asdict(self.vq)
-        settings["norm"] = None if self.sem.norm == "none" else self.sem.norm
-        options = {name: settings[name] for name in bottlenecks.options(self.bottleneck) if name in settings}
+        values = dataclasses.asdict(self.sem) | dataclasses.asdict(self.vq)
+        values["norm"] = None if self.sem.norm == "none" else self.sem.norm
+        options = {name: values[name] for name in bottlenecks.options(self.bottleneck) if name in values}
         bottleneck: Any = bottlenecks.create(self.bottleneck, encoder.out_features, **options)
         second = self.sem.second_temperature if "temperature" in options else None
-        method = methods.create(self.method, encoder, bottleneck, second, **self.options)
+        method = methods.create(
+            self.method, encoder, bottleneck, second, **methods.converted(self.method, self.options)
+        )
         if not self.sem.centred:
             for part in method.modules():
                 if isinstance(part, Network):
@@ -239,11 +239,11 @@ class Recipe:
         trained = encoder.training
         try:
             with torch.no_grad():
-                found = encoder.eval()(torch.zeros(1, 3, self.viewed, self.viewed))
+                found = encoder.eval()(torch.zeros(1, 3, self.actual_view_size, self.actual_view_size))
         except (RuntimeError, ValueError, AssertionError, IndexError) as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
-                f"encoder {self.encoder!r} takes no views of {self.viewed} pixels: {why}"
+                f"encoder {self.encoder!r} takes no views of {self.actual_view_size} pixels: {why}"
             ) from error
         finally:
             encoder.train(trained)
@@ -258,7 +258,7 @@ class Recipe:
             built = encoders.create(self.encoder, img_size=self.image_size)
         except TypeError:
             return encoders.create(self.encoder)
-        if self.viewed != self.image_size:
+        if self.actual_view_size != self.image_size:
             raise UserError(
                 f"view_size is {self.view_size}, but encoder {self.encoder!r} takes one size of images; "
                 f"leave view_size out, or give it image_size, {self.image_size}"
@@ -267,7 +267,7 @@ class Recipe:
 
 
 def write_yaml(recipe: Recipe, path: Path) -> None:
-    """Write a recipe whole: who is killed meanwhile leaves none rather than a part."""
+    """Write a recipe, all of it or nothing."""
     import yaml
 
     text = yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True)
@@ -284,8 +284,6 @@ def read_yaml(path: Path) -> Recipe:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as a recipe: {str(error).splitlines()[0]}") from error
     try:
-        recipe = from_dict(values, Recipe)
-        recipe.validate()
+        return from_dict(values, Recipe).checked()
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    return recipe

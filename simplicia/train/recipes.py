@@ -54,11 +54,11 @@ DATA: dict[str, dict[str, Any]] = {
     "imagenet": {
         "data": "imagenet",
         "image_size": 224,
-        "stored_size": 256,  # of which the paper tests the middle
+        "decode_size": 256,  # of which the paper tests the middle
         "stem": "imagenet",
         "epochs": 200,
         "batch_size": 4096,  # as its code; its text has 256
-        "micro_batch": 256,
+        "micro_batch_size": 256,
         "views.blur": (1.0, 0.1),
         **IMAGENET[""],
         **IMAGENET["-sem"],

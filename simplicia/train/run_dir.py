@@ -1,19 +1,55 @@
-"""Where a run goes, and what may change when it is taken up again."""
+"""A run's directory: where it goes, its lock, and what may change when it is resumed."""
 
 import dataclasses
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from simplicia.data import datasets
 from simplicia.errors import Busy, UserError
 from simplicia.settings import as_dict, flat, with_changes
-from simplicia.train import recipes
-from simplicia.train.auto import OPEN
+from simplicia.train import checkpoint, recipes
+from simplicia.train.auto import OPEN, check_processes
+from simplicia.train.log import check_loggers
 from simplicia.train.recipe import Recipe, read_yaml, write_yaml
 
 
-def choose(name: str, out: str | Path | None, resume: bool) -> Path:
+def resolve(
+    recipe: Recipe | str, changes: dict[str, Any], out: str | Path | None, resume: bool, processes: int
+) -> tuple[Path, Recipe]:
+    """Where a run goes, and its recipe: a new one with changes, or the one to resume."""
+    named = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    path = choose_dir(named.name, out, resume)
+    if resume and (path / "recipe.yaml").exists():
+        resolved = recipe_to_resume(recipe, changes, path)
+    else:
+        resolved = with_absolute_paths(with_changes(named, changes))
+    resolved = resolved.checked()
+    check_loggers(resolved.loggers)
+    if resolved.data == "auto":
+        raise UserError(
+            f"recipe {resolved.name!r} is for your own images; give --data with a folder or a name"
+        )
+    check_processes(resolved, processes)
+    if resolved.init is not None and checkpoint.latest(path / "checkpoint") is None:
+        checkpoint.newest_of(resolved.init)
+    return path, resolved
+
+
+@contextmanager
+def claimed(path: Path, recipe: Recipe, resume: bool, is_leader: bool) -> Iterator[None]:
+    """The directory, locked; its recipe is written if the run is new."""
+    if not is_leader:
+        yield
+        return
+    with lock(path):
+        claim(path, recipe, resume)
+        yield
+
+
+def choose_dir(name: str, out: str | Path | None, resume: bool) -> Path:
     """Where the run goes; a folder that holds another run is refused."""
     if out is None:
         if resume:
@@ -49,7 +85,7 @@ def claim(folder: Path, recipe: Recipe, resume: bool) -> None:
     elif not resume:
         raise _taken(folder)
     else:
-        check_same(folder, recipe)
+        check_same_recipe(folder, recipe)
         stored = read_yaml(path)
         if stored.data != recipe.data:  # moved
             write_yaml(dataclasses.replace(stored, data=recipe.data), path)
@@ -61,7 +97,7 @@ def _taken(folder: Path) -> UserError:
     return UserError(f"{folder} holds {what}; {hint}give another --out")
 
 
-def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Recipe:
+def recipe_to_resume(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Recipe:
     """The recipe of the run in a folder, to go on with; only how it is watched may be asked anew.
 
     Of a recipe given by name, settings that are not named keep the run's values.
@@ -73,12 +109,12 @@ def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Reci
                 f"{folder} was trained with recipe {stored.name!r}, not {recipe!r}; give another --out"
             )
         recipe = stored
-    asked = findable(with_changes(recipe, changes))
+    asked = with_absolute_paths(with_changes(recipe, changes))
     kept, wanted = _settings(stored), _settings(asked)
     for name in sorted(kept.keys() | wanted.keys()):
         if name == "data" and _moved(stored.data):
             continue  # that they are the same images is looked at when they are read
-        if name not in Recipe.WATCHING and kept.get(name) != wanted.get(name):
+        if name not in Recipe.MAY_CHANGE and kept.get(name) != wanted.get(name):
             raise UserError(
                 f"{folder} was trained with {name} {kept.get(name)!r}, not {wanted.get(name)!r}; "
                 "resume with the same settings, or give another --out"
@@ -86,7 +122,7 @@ def resumed(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Reci
     return asked
 
 
-def how_to_resume(folder: Path, recipe: Recipe) -> str:
+def resume_command(folder: Path, recipe: Recipe) -> str:
     """What goes on with a run: a command, unless only Python has its recipe or its images."""
     if recipe.name in recipes.names() and recipe.data != datasets.MEMORY:
         return f"simplicia pretrain {recipe.name} --out {shlex.quote(str(folder))} --resume"
@@ -106,13 +142,13 @@ def _moved(data: str) -> bool:
     return data not in datasets.names() and not Path(data).exists()
 
 
-def check_same(folder: Path, wanted: Recipe) -> None:
+def check_same_recipe(folder: Path, wanted: Recipe) -> None:
     """A UserError unless the run in a folder is of a recipe, in all that makes it what it is."""
-    kept, asked = _settings(read_yaml(folder / "recipe.yaml")), _settings(findable(wanted))
+    kept, asked = _settings(read_yaml(folder / "recipe.yaml")), _settings(with_absolute_paths(wanted))
     differ = [
         f"{name} {kept.get(name)!r}, not {asked.get(name)!r}"
         for name in sorted(kept.keys() | asked.keys())
-        if name not in Recipe.WATCHING
+        if name not in Recipe.MAY_CHANGE
         and not (name == "data" and _moved(kept[name]))
         and (name not in OPEN or asked[name] != OPEN[name])
         and kept.get(name) != asked.get(name)
@@ -133,7 +169,7 @@ def check_colours(folder: Path, state: dict[str, Any], statistics: tuple[Any, An
             )
 
 
-def findable(recipe: Recipe) -> Recipe:
+def with_absolute_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that the run finds its data from anywhere."""
     if not recipe.data:
         raise UserError("data is empty; give a folder of images or a data set's name")

@@ -30,12 +30,20 @@ BACKEND = "inductor"  # of compiled steps
 class Step:
     """The eager step, the reference for faster ones."""
 
-    def __init__(self, recipe: Recipe, method: Method, data: DeviceLoader, views: Views, fabric: Any):
+    def __init__(
+        self,
+        recipe: Recipe,
+        method: Method,
+        data: DeviceLoader,
+        views: Views,
+        fabric: Any,
+        probe: OnlineProbe | None = None,
+    ):
         self.recipe, self.method, self.data, self.views, self.fabric = recipe, method, data, views, fabric
         self.total = recipe.epochs * data.batches
         self.lr = torch.zeros((), device=fabric.device)
         self.optimizer = optim.create(method, recipe.optim, method.rates(), self.lr)
-        self.probe: OnlineProbe | None = None
+        self.probe = probe
         self.setup()
 
     def setup(self) -> None:
@@ -43,7 +51,7 @@ class Step:
 
     def __call__(self, step: int) -> Output:
         indices = self.prepare(step)
-        parts = self.recipe.parts
+        parts = self.recipe.accumulation_steps
         places = self.data.fetch(step, indices).chunk(parts)
         *before, last = zip(indices.chunk(parts), places, strict=True)
         losses = []
@@ -65,7 +73,7 @@ class Step:
     def _gradients(self, places: Tensor) -> Output:
         """Add the gradients of a part, at its share; its loss is only a number from then on."""
         output = self.module(self.views(*self.data.gather(places)))
-        self.fabric.backward(output.loss / self.recipe.parts)
+        self.fabric.backward(output.loss / self.recipe.accumulation_steps)
         return output._replace(loss=output.loss.detach())
 
     def _learn(self, output: Output, indices: Tensor) -> None:
@@ -81,7 +89,7 @@ class Step:
         epoch = step // self.data.batches
         torch.manual_seed(mix_seed(self.recipe.seed, step, self.data.rank))
         settings = self.recipe.optim
-        position = epoch if settings.per_epoch else step / self.data.batches
+        position = epoch if settings.lr_per_epoch else step / self.data.batches
         self.lr.fill_(optim.learning_rate(settings, self.recipe.batch_size, position, self.recipe.epochs))
         self.method.schedule(step, self.total, epoch)
         return self.data.indices(step)
@@ -126,7 +134,13 @@ class CompiledStep(Step):
 
 
 def create(
-    engine: str, recipe: Recipe, method: Method, data: DeviceLoader, views: Views, fabric: Any
+    engine: str,
+    recipe: Recipe,
+    method: Method,
+    data: DeviceLoader,
+    views: Views,
+    fabric: Any,
+    probe: OnlineProbe | None = None,
 ) -> Step:
     """The step of an engine: "eager", "compiled", "captured", or "auto" for the fastest that works here."""
     if engine not in ENGINES:
@@ -140,9 +154,9 @@ def create(
     if engine == "captured":
         from simplicia.engine.captured import CapturedStep
 
-        return CapturedStep(recipe, method, data, views, fabric)
+        return CapturedStep(recipe, method, data, views, fabric, probe)
     kind = CompiledStep if engine == "compiled" else Step
-    return kind(recipe, method, data, views, fabric)
+    return kind(recipe, method, data, views, fabric, probe)
 
 
 def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
@@ -155,8 +169,8 @@ def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
         return f"the precision is {recipe.precision}, not bf16"
     if recipe.optim.clip:
         return "gradients are clipped"
-    if recipe.parts > 1:
-        return f"a batch is {recipe.parts} micro-batches"
+    if recipe.accumulation_steps > 1:
+        return f"a batch is {recipe.accumulation_steps} micro-batches"
     if kind := mixes_views(method):
         return f"the encoder's {kind} cannot tell the two views of a batch apart"
     if recipe.sem.second_temperature == 0 and not isinstance(method, TargetMethod):

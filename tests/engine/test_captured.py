@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +16,8 @@ from simplicia.layers import normalise_by_view
 from simplicia.methods.base import Network
 from simplicia.settings import with_changes
 from simplicia.train import recipes, step
-from simplicia.train.auto import fitted
-from simplicia.train.loop import Training
+from simplicia.train.auto import resolve
+from simplicia.train.trainer import Trainer
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 EXTRA = {
@@ -130,13 +129,13 @@ def test_a_stem_as_a_product_of_patches_is_the_convolution():
 def training(name, engine, fixed_views=True, precision="bf16", **changes):
     settings = {"epochs": 4, "batch_size": 64, "encoder": "tiny", **changes}
     recipe = with_changes(recipes.get(name), settings)
-    fabric = devices.fabric("cuda", 1, precision)
+    fabric = devices.launch("cuda", 1, precision)
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (640, 3, 32, 32), dtype=torch.uint8, generator=generator)
     data = ImageSet("random", images, torch.zeros(640, dtype=torch.long), classes=("none",))
-    recipe, _ = fitted(recipe, data, fabric.device)
+    recipe, _ = resolve(recipe, data, fabric.device)
     torch.manual_seed(0)
-    made = Training(recipe, Path("unused"), data, fabric, True, engine)
+    made = Trainer(recipe, data, fabric, engine)
     if fixed_views:  # the same augmented batches for both engines
 
         def views(batch):

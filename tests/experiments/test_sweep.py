@@ -23,7 +23,7 @@ from simplicia.evaluate import probe
 from simplicia.experiments import sweep_outcome as outcome
 from simplicia.experiments.sweep import sweep
 from simplicia.experiments.sweep_plan import Range, read_grid, read_search
-from simplicia.train import checkpoint, loop, recipes
+from simplicia.train import checkpoint, recipes, trainer
 from simplicia.train import run_dir as place
 
 CLASSES = ("one", "two", "three")
@@ -330,11 +330,11 @@ def test_images_without_labels_are_refused(folder, quick, tmp_path):
 def test_pretrain_holds_out_and_tells_who_watches(folder, tmp_path, monkeypatch):
     """Online probes are measured on the images held out, and what the watcher raises ends the run."""
     seen, tested = [], []
-    real = loop.OnlineProbe
+    real = trainer.OnlineProbe
     keep = lambda method, train, test, *rest: (  # noqa: E731
         tested.append((train.files, test.files)) or real(method, train, test, *rest)
     )
-    monkeypatch.setattr(loop, "OnlineProbe", keep)
+    monkeypatch.setattr(trainer, "OnlineProbe", keep)
 
     def watch(epoch, accuracies):
         seen.append((epoch, accuracies))

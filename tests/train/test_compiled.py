@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.settings import with_changes
 from simplicia.train import recipes, step
-from simplicia.train.loop import Training
+from simplicia.train.trainer import Trainer
 
 SMALL = {"batch_size": 16, "sem.simplices": 8, "sem.vertices": 4, "options.hidden": 32}
 
@@ -25,7 +24,7 @@ def losses(name, engine):
     whole = datasets.load("shapes")
     data = ImageSet("shapes", whole.images[:64], whole.labels[:64], whole.classes)
     torch.manual_seed(0)
-    training = Training(recipe, Path("unused"), data, devices.fabric("cpu", 1, "32"), True, engine)
+    training = Trainer(recipe, data, devices.launch("cpu", 1, "32"), engine)
     found = [training.step(i).loss.item() for i in range(4)]
     return found, training
 

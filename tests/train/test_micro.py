@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.settings import with_changes
 from simplicia.train import recipes, step
-from simplicia.train.auto import check_parts
-from simplicia.train.loop import Training
+from simplicia.train.auto import check_processes
+from simplicia.train.trainer import Trainer
 
 PLAIN_VIEWS = {
     "views": {"jitter_prob": 0.0, "grey": 0.0, "flip": 0.0, "solarise": (0.0, 0.0), "crop_ratio": (1.0, 1.0)},
@@ -39,7 +38,9 @@ def training(name, indices, batch_size, engine="eager", **changes):
     # under a name whose mean and deviation are constants: those of a part would be its own
     data = ImageSet("cifar100", whole.images[indices], whole.labels[indices], whole.classes)
     torch.manual_seed(0)
-    made = Training(recipe, Path("unused"), data, devices.fabric("cpu", 1, "32"), True, engine)
+    made = Trainer(
+        recipe, data, devices.launch("cpu", 1, "32"), engine, lambda: datasets.load("shapes", "test")
+    )
     made.step.data.order, made.step.data.epoch = torch.arange(len(data)), 0
     return made
 
@@ -93,8 +94,7 @@ def test_queues_and_centres_take_up_each_part():
 
 
 def test_online_probes_learn_from_every_part():
-    made = training("shapes-byol-sem", range(24), 24, micro_batch=8)
-    made.add_online_probe(lambda: datasets.load("shapes", "test"))
+    made = training("shapes-byol-sem", range(24), 24, micro_batch=8, online_every=1)
     seen = []
     made.step.probe.learn, learn = lambda o, i: (seen.append(i), learn(o, i)), made.step.probe.learn
     made.step(0)
@@ -136,10 +136,10 @@ def test_parts_in_two_processes_are_parts_in_one(tmp_path):
 @pytest.mark.parametrize(
     "changes, told",
     [
-        ({"micro_batch": 7}, "micro_batch is 7; batch_size, 500, must be a multiple of it"),
-        ({"micro_batch": 1}, "micro_batch is 1; BatchNorm needs at least 2 images"),
-        ({"micro_batch": -2}, "micro_batch is -2; it must be at least 0"),
-        ({"micro_batch": 5, "processes": 2}, "micro_batch is 5; 2 processes need a multiple of that"),
+        ({"micro_batch": 7}, "micro_batch_size is 7; batch_size, 500, must be a multiple of it"),
+        ({"micro_batch": 1}, "micro_batch_size is 1; BatchNorm needs at least 2 images"),
+        ({"micro_batch": -2}, "micro_batch_size is -2; it must be at least 0"),
+        ({"micro_batch": 5, "processes": 2}, "micro_batch_size is 5; 2 processes need a multiple of that"),
         ({"micro_batch": 50, "engine": "captured"}, "engine is 'captured', but "),
     ],
 )
@@ -152,7 +152,7 @@ def test_parts_that_cannot_be_are_told(changes, told, tmp_path):
 def test_a_batch_chosen_from_the_images_must_be_a_multiple_too(tmp_path):
     for i, image in enumerate(datasets.load("shapes", "test").images[:16]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
-    with pytest.raises(UserError, match="micro_batch is 2; 4 processes need a multiple"):
-        check_parts(with_changes(recipes.get("byol"), {"batch_size": 16, "micro_batch": 2}), 4)
-    with pytest.raises(UserError, match="micro_batch is 3; batch_size, 4, must be a multiple"):
+    with pytest.raises(UserError, match="micro_batch_size is 2; 4 processes need a multiple"):
+        check_processes(with_changes(recipes.get("byol"), {"batch_size": 16, "micro_batch": 2}), 4)
+    with pytest.raises(UserError, match="micro_batch_size is 3; batch_size, 4, must be a multiple"):
         simplicia.pretrain("byol", data=str(tmp_path), out=tmp_path / "run", micro_batch=3, quiet=True)

@@ -109,7 +109,7 @@ def test_a_checkpoint_brings_back_every_head():
 def test_a_temperature_no_softmax_has(capsys):
     words = ["pretrain", "shapes-byol-sem", "--online-every", "1", "--online-temperatures", "-1", "--dry-run"]
     assert cli.main(words) == 2
-    assert "online_temperatures has -1" in capsys.readouterr().err
+    assert "online_temperatures is (-1.0,)" in capsys.readouterr().err
 
 
 def test_whole_pictures_are_compared_by_their_centre_squares():

@@ -16,7 +16,7 @@ from simplicia.train.recipe import OptimSettings, Recipe, read_yaml, write_yaml
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_recipe_is_valid_and_survives_its_file(name, tmp_path):
     recipe = recipes.get(name)
-    recipe.validate()
+    recipe.checked()
     write_yaml(recipe, tmp_path / "recipe.yaml")
     assert read_yaml(tmp_path / "recipe.yaml") == recipe
 
@@ -58,7 +58,7 @@ def test_the_papers_numbers():
 def test_imagenets_recipes_are_the_papers():
     base, sem = (recipes.get(f"imagenet-byol{tail}") for tail in ("", "-sem"))
     for recipe in (base, sem):
-        recipe.validate()
+        recipe.checked()
         optim, views = recipe.optim, recipe.views
         assert (optim.lr, optim.weight_decay, optim.eta, optim.name) == (0.4, 1e-6, 0.001, "lars")
         assert (recipe.encoder, recipe.stem, recipe.image_size, recipe.epochs) == (
@@ -67,10 +67,14 @@ def test_imagenets_recipes_are_the_papers():
             224,
             200,
         )
-        assert (views.blur, views.solarise, recipe.stored) == ((1.0, 0.1), (0.0, 0.2), 256)
-        assert (recipe.batch_size, recipe.at_once, recipe.parts) == (4096, 256, 16)  # the paper's code
+        assert (views.blur, views.solarise, recipe.actual_decode_size) == ((1.0, 0.1), (0.0, 0.2), 256)
+        assert (recipe.batch_size, recipe.actual_micro_batch_size, recipe.accumulation_steps) == (
+            4096,
+            256,
+            16,
+        )  # the paper's code
         small = with_changes(recipe, {"batch_size": 256})  # its text
-        assert (small.at_once, small.parts) == (256, 1)
+        assert (small.actual_micro_batch_size, small.accumulation_steps) == (256, 1)
     assert (base.bottleneck, sem.bottleneck) == ("none", "sem")
     found = sem.sem
     assert (found.simplices, found.vertices) == (5000, 21)
@@ -137,7 +141,7 @@ def test_wrong_changes_are_one_sentence(changes, words):
 )
 def test_impossible_recipes_are_one_sentence(changes, words):
     with pytest.raises(UserError, match=re.escape(words)) as error:
-        with_changes(Recipe(), changes).validate()
+        with_changes(Recipe(), changes).checked()
     assert "\n" not in str(error.value)
 
 
@@ -180,12 +184,12 @@ def test_plain_values_and_back():
 
 
 def test_learning_rate_warms_up_and_falls():
-    settings = OptimSettings(lr=1.0, warmup_epochs=10, warmup_lr=3e-5, per_epoch=True)
+    settings = OptimSettings(lr=1.0, warmup_epochs=10, warmup_lr=3e-5, lr_per_epoch=True)
     rates = [learning_rate(settings, 512, epoch, 100) for epoch in range(100)]
     assert rates[0] == 3e-5 and rates[9] == rates[10] == 2.0
     assert rates[:10] == sorted(rates[:10]) and rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[55] == pytest.approx(1.0) and 0 < rates[99] < 0.01
-    per_step = OptimSettings(lr=1.0, warmup_epochs=1, per_epoch=False, min_lr=0.1)
+    per_step = OptimSettings(lr=1.0, warmup_epochs=1, lr_per_epoch=False, min_lr=0.1)
     assert learning_rate(per_step, 256, 0.5, 10) == pytest.approx(0.5, abs=1e-4)
     assert learning_rate(per_step, 256, 10.0, 10) == pytest.approx(0.1)
     assert max(learning_rate(settings, 256, e, 3) for e in range(3)) == 1.0  # even three epochs get going
@@ -208,6 +212,6 @@ def test_a_file_that_is_no_recipe_is_one_sentence(tmp_path, text):
 
 def test_what_was_checked_is_what_is_built():
     recipe = with_changes(recipes.get("shapes-byol-sem"), {"options": {"momentum": "0.98", "hidden": 32.0}})
-    recipe.validate()
+    recipe = recipe.checked()
     assert recipe.options["momentum"] == 0.98 and type(recipe.options["hidden"]) is int
     assert recipe.build().momenta[0] == 0.98

@@ -26,8 +26,8 @@ from simplicia.encoders import ResNet
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.evaluate.features import encoder_features, load_labelled
 from simplicia.settings import with_changes
-from simplicia.train import checkpoint, loop
-from simplicia.train.init_from import take_over
+from simplicia.train import auto, checkpoint, trainer
+from simplicia.train.hooks import Checkpoints, StopOnRequest
 from simplicia.train.log import Log
 from simplicia.train.step import Step
 
@@ -220,18 +220,17 @@ def test_other_loggers_are_given_numbers_and_closed(tmp_path, monkeypatch):
 
 
 def test_of_two_that_begin_in_one_folder_the_second_is_told(folder, tmp_path, monkeypatch):
-    from simplicia.train import loop
     from simplicia.train import run_dir as place
 
-    read = loop.load_images
+    read = auto.load_images
 
     def slowly(*arguments):
         """Meanwhile another command trains there."""
-        monkeypatch.setattr(loop, "load_images", read)
+        monkeypatch.setattr(auto, "load_images", read)
         simplicia.pretrain("byol", out=tmp_path / "run", **settings(folder, epochs=1))
         return read(*arguments)
 
-    monkeypatch.setattr(loop, "load_images", slowly)
+    monkeypatch.setattr(auto, "load_images", slowly)
     with pytest.raises(UserError, match="holds a run; add --resume"):
         simplicia.pretrain("byol", out=tmp_path / "run", **settings(folder, epochs=1, seed=7))
     run = simplicia.load(tmp_path / "run")
@@ -263,9 +262,9 @@ def test_a_second_temperature_that_is_the_first_is_none_of_its_own(tmp_path):
 
     recipe = recipes.get("cifar100-byol-sem")
     write_yaml(with_changes(recipe, {"sem.second_temperature": 1.0}), tmp_path / "recipe.yaml")
-    place.check_same(tmp_path, recipe)
+    place.check_same_recipe(tmp_path, recipe)
     with pytest.raises(UserError, match=r"sem.second_temperature 1.0, not 0.5"):
-        place.check_same(tmp_path, with_changes(recipe, {"sem.second_temperature": 0.5}))
+        place.check_same_recipe(tmp_path, with_changes(recipe, {"sem.second_temperature": 0.5}))
 
 
 def test_a_folder_of_images_may_have_moved(folder, tmp_path, monkeypatch):
@@ -407,7 +406,7 @@ def run(folder, tmp_path_factory):
 def test_hints_for_those_who_write_loops_stay_away():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        devices.fabric("cpu", 1, "bf16")
+        devices.launch("cpu", 1, "bf16")
         warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     assert [str(warning.message) for warning in said] == ["something else"]
@@ -519,10 +518,10 @@ def test_images_may_be_kept_larger_than_views_show(tmp_path):
         place = tmp_path / "photos" / "ab"[i % 2]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(place / f"{i}.png")
-    small = settings(tmp_path / "photos", epochs=1, image_size=28, stored_size=32, online_every=1)
+    small = settings(tmp_path / "photos", epochs=1, image_size=28, decode_size=32, online_every=1)
     run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **small)
     images, _ = load_labelled(run)
-    assert images.images.shape[2:] == (32, 32) and simplicia.load(run.path).recipe.stored_size == 32
+    assert images.images.shape[2:] == (32, 32) and simplicia.load(run.path).recipe.decode_size == 32
     mean, std = (torch.tensor(run.state[key])[:, None, None] for key in ("mean", "std"))
     middle = (images.images[:, :, 2:30, 2:30].float() / 255 - mean) / std
     torch.testing.assert_close(run.view(images.images), middle)
@@ -531,9 +530,9 @@ def test_images_may_be_kept_larger_than_views_show(tmp_path):
     files = sorted((tmp_path / "photos").rglob("*.png"))[:3]
     assert run.encode(files, "encoder").shape == run.encode(noise[:3].transpose(0, 3, 1, 2), "encoder").shape
     for changes, words in (
-        ({"stored_size": 16}, "stored_size is 16 and image_size 28"),
-        ({"image_size": 0}, "stored_size is 32 and image_size 0"),
-        ({"data": "digits"}, "stored_size is for files of images; digits has a size of its own"),
+        ({"decode_size": 16}, "decode_size is 16 and image_size 28"),
+        ({"image_size": 0}, "decode_size is 32 and image_size 0"),
+        ({"data": "digits"}, "decode_size is for image files; digits has a size of its own"),
     ):
         with pytest.raises(UserError, match=words):
             simplicia.pretrain("byol-sem", out=tmp_path / "other", **{**small, **changes})
@@ -550,7 +549,7 @@ def test_views_are_cut_from_whole_pictures(tmp_path, monkeypatch):
         (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
     seen, tested = [], []
-    crop, probe = augmentation.resized_crop, loop.OnlineProbe
+    crop, probe = augmentation.resized_crop, trainer.OnlineProbe
 
     def cropped(images, boxes, size, interpolation="bicubic"):
         seen.append(crop(images, boxes, size, interpolation))
@@ -561,18 +560,18 @@ def test_views_are_cut_from_whole_pictures(tmp_path, monkeypatch):
         return probe(method, train, test, *rest)
 
     monkeypatch.setattr(augmentation, "resized_crop", cropped)
-    monkeypatch.setattr(loop, "OnlineProbe", probed)
+    monkeypatch.setattr(trainer, "OnlineProbe", probed)
     small = settings(tmp_path / "photos", epochs=1, online_every=1, batch_size=8)
     for name, changes in (
         ("whole", {}),
-        ("host", {"images_on": "host"}),
+        ("host", {"data_device": "host"}),
         ("held", {"holdout": 0.25}),
-        ("centre", {"whole": False}),
+        ("centre", {"keep_aspect": False}),
     ):
         run = simplicia.pretrain("byol-sem", out=tmp_path / name, **{**small, **changes})
         white = max(x.max().item() for x in seen if x.shape[-1] == 16 and len(x) == 8)
         assert white > 0.9 if name != "centre" else white == 0
-        assert simplicia.load(run.path).recipe.whole is (name != "centre")
+        assert simplicia.load(run.path).recipe.keep_aspect is (name != "centre")
         assert len(tested[-1]) > 1 and tested[-1].float().mean() < 40  # an edge of the middle is blurred
         seen.clear()
 
@@ -714,37 +713,58 @@ def test_a_run_keeps_its_id_and_says_which_code_trained_it_from_where(folder, tm
     assert before["id"] == run.state["id"] != other.state["id"] is not None
 
 
-class Clock:
-    """Time that passes by a second whenever it is asked."""
+class FakeTrainer:
+    """What the hooks ask of a trainer, without training."""
 
-    def __init__(self, monkeypatch):
-        from simplicia.train import loop
+    def __init__(self, clock):
+        self.clock, self.done, self.is_leader, self.is_ending = clock, 0, True, False
+        self.step = types.SimpleNamespace(tensors=dict, finite=lambda: torch.tensor(True))
 
-        self.now, self.saved, save = 0.0, [], loop.Training._save
-        monkeypatch.setattr(loop, "time", types.SimpleNamespace(monotonic=self))
-        monkeypatch.setattr(loop.Training, "_save", lambda training, loss: self.save(save, training, loss))
+    def request_stop(self, requested, signal, resume):
+        self.is_ending = requested
 
-    def __call__(self):
-        self.now += 1
-        return self.now
-
-    def save(self, original, training, loss):
-        self.now += 3 if not self.saved else 0  # the first takes long
-        self.saved.append(self.now)
-        original(training, loss)
+    def state(self, loss):
+        return {}
 
 
-def test_one_slow_checkpoint_does_not_keep_later_ones_away(folder, tmp_path, monkeypatch):
-    clock, end = Clock(monkeypatch), 470.0
-    long = settings(folder, "byol", epochs=1000, batch_size=4, log_every=100, checkpoint_minutes=0.1)
-    with pytest.raises(simplicia.errors.Interrupted):
-        simplicia.pretrain("byol", out=tmp_path / "run", until=end, saving=20, **long)
-    waits = [later - earlier for earlier, later in itertools.pairwise(clock.saved)]
-    assert waits[0] >= 200 and len(waits) > 3  # at most a fiftieth of the time, as the last one took
-    assert all(50 <= wait < 60 for wait in waits[1:-1])
-    assert (
-        clock.saved[-2] < end - 50 and end - 30 < clock.saved[-1] < end - 15
-    )  # none shortly before the last
+class SlowFirstWriter:
+    """A writer whose first checkpoint takes four seconds."""
+
+    def __init__(self, clock):
+        self.clock, self.saved, self.slowest = clock, [], 0.0
+
+    def save(self, step, tensors, state):
+        self.clock.now += 0 if self.saved else 4
+        self.saved.append(self.clock.now)
+
+    def wait(self):
+        pass
+
+
+def test_checkpoints_take_at_most_a_fiftieth_of_the_time_and_none_shortly_before_the_deadline():
+    class Clock:
+        now = 0.0
+
+        def __call__(self):
+            return self.now
+
+    clock, deadline = Clock(), 470.0
+    writer, fake = SlowFirstWriter(clock), FakeTrainer(clock)
+    hooks = [
+        StopOnRequest(writer, "resume", deadline, save_margin=20, clock=clock),
+        Checkpoints(writer, 0.1, deadline, clock),
+    ]
+    output = methods.Output(torch.tensor(0.5), (), ())
+    while not fake.is_ending:
+        clock.now += 1
+        for hook in hooks:
+            hook.after_step(fake, output)
+    for hook in hooks:
+        hook.close()
+    waits = [later - earlier for earlier, later in itertools.pairwise(writer.saved)]
+    assert waits[0] >= 200 and len(waits) > 3  # fifty times as long as the first one took
+    assert all(6 <= wait <= 8 for wait in waits[1:-1])
+    assert writer.saved[-2] < deadline - 6 and deadline - 23 <= writer.saved[-1] <= deadline - 20
 
 
 def test_it_stops_early_enough_for_a_slow_disk(folder, tmp_path, monkeypatch):
@@ -757,7 +777,7 @@ def test_it_stops_early_enough_for_a_slow_disk(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint.Writer, "__init__", slow)
     with pytest.raises(simplicia.errors.Interrupted, match="step 1 of 12"):
         simplicia.pretrain(
-            "byol", out=tmp_path / "run", until=time.monotonic() + 3600, **settings(folder, "byol")
+            "byol", out=tmp_path / "run", deadline=time.monotonic() + 3600, **settings(folder, "byol")
         )
 
 
@@ -772,10 +792,10 @@ def test_images_in_memory_train_as_those_of_a_set(tmp_path):
     assert run.recipe.data == "memory" and run.encode(found.images[:2]).shape[0] == 2
     with pytest.raises(UserError, match="given from Python, and are gone"):
         load_labelled(run)
-    longer = {**small, "epochs": 2, "out": tmp_path / "b", "until": time.monotonic()}
+    longer = {**small, "epochs": 2, "out": tmp_path / "b", "deadline": time.monotonic()}
     with pytest.raises(Interrupted, match=r"go on with: the same call of pretrain, with out=.*resume=True"):
         simplicia.pretrain("shapes-byol-sem", data=found.images, **longer)
-    del longer["until"]
+    del longer["deadline"]
     with pytest.raises(UserError, match="given from Python, and are gone"):
         simplicia.pretrain("shapes-byol-sem", resume=True, **longer)
     assert simplicia.pretrain("shapes-byol-sem", data=found.images, resume=True, **longer).finished
@@ -817,7 +837,7 @@ def test_training_begins_with_the_weights_of_another_run(folder, tmp_path, capfd
             assert torch.equal(value, other.method.state_dict()[key.replace("target.", "online.", 1)])
     again = with_changes(target.recipe, {"init": str(target.path)}).build()
     fresh = again.queue.vectors.clone()
-    take_over(again, target.path)
+    checkpoint.initialise_from(again, target.path)
     assert torch.equal(again.queue.vectors, fresh) and again.queue.pointer == 0 < target.method.queue.pointer
     shutil.rmtree(tmp_path / "first")
     assert simplicia.load(tmp_path / "same").recipe.init == str(tmp_path / "first")  # it is not needed now

@@ -18,9 +18,9 @@ from simplicia.errors import UserError, unknown
 from simplicia.provenance import commit, versions
 from simplicia.settings import with_changes
 from simplicia.train import recipes
-from simplicia.train.auto import fitted
-from simplicia.train.loop import Training
+from simplicia.train.auto import resolve
 from simplicia.train.step import ENGINES
+from simplicia.train.trainer import Trainer
 
 
 def bench_step(
@@ -38,12 +38,12 @@ def bench_step(
     if steps < 5:
         raise UserError(f"steps is {steps}; five rounds need at least 5")
     recipe = with_changes(recipes.get(name), changes)
-    fabric = devices.fabric(device, 1, recipe.precision)
-    size = recipe.stored or 32
+    fabric = devices.launch(device, 1, recipe.precision)
+    size = recipe.actual_decode_size or 32
     if images is None:
         images = max(50_000 * 32**2 // size**2, 2 * recipe.batch_size)
     pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8)
-    of_files = recipe.whole and recipe.data not in datasets.IN_MEMORY
+    of_files = recipe.keep_aspect and recipe.data not in datasets.IN_MEMORY
     data = ImageSet(
         "random",
         pixels,
@@ -51,13 +51,12 @@ def bench_step(
         classes=("none",),
         aspect_ratios=torch.full((images,), 4 / 3) if of_files else None,
     )
-    recipe, _ = fitted(recipe, data, fabric.device)
+    recipe, _ = resolve(recipe, data, fabric.device)
     on_gpu = fabric.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    torch.manual_seed(0)
     start = time.perf_counter()
-    training = Training(recipe, Path("unused"), data, fabric, True, engine)
+    training = Trainer(recipe, data, fabric, engine)
     training.step(0).loss.item()
     startup = time.perf_counter() - start
     for step in range(1, 6):

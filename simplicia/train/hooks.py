@@ -1,0 +1,173 @@
+"""What happens after a training step, each in a class of its own: logging, probes, checkpoints, stopping."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from simplicia.errors import Diverged
+from simplicia.methods import Output
+from simplicia.progress import Progress
+from simplicia.train import checkpoint, health
+from simplicia.train.log import Log
+from simplicia.train.trainer import Hook, Trainer
+
+Clock = Callable[[], float]
+
+
+class StopOnRequest(Hook):
+    """Asks the trainer to stop on SIGINT, on SIGTERM, or shortly before a deadline.
+
+    The deadline leaves ``save_margin`` seconds, or twice as long as the slowest checkpoint took, for the last
+    checkpoint. A second signal stops at once.
+    """
+
+    def __init__(
+        self,
+        writer: checkpoint.Writer,
+        resume: str,
+        deadline: float = math.inf,
+        save_margin: float = 0.0,
+        clock: Clock = time.monotonic,
+    ):
+        self.writer, self.resume, self.clock = writer, resume, clock
+        self.deadline, self.save_margin = deadline, save_margin
+        self.received: signal.Signals | None = None
+        self.last_step = clock()
+        self.previous: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.previous[number] = signal.signal(number, self._receive)
+
+    def after_step(self, trainer: Trainer, output: Output) -> None:
+        now = self.clock()
+        margin = max(self.save_margin, 2 * self.writer.slowest)
+        late = now + (now - self.last_step) > self.deadline - margin  # one more step would be too long
+        self.last_step = now
+        reason = self.received or (0 if late else signal.SIGTERM)
+        trainer.request_stop(late or self.received is not None, reason, self.resume)
+
+    def close(self) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _: object) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+
+
+class Logging(Hook):
+    """Logs the loss and health figures every few steps, shows progress, and warns once of each problem."""
+
+    def __init__(self, log: Log | None, progress: Progress, every: int, start: int = 0):
+        self.log, self.progress, self.every = log, progress, every
+        self.mark = time.monotonic(), start
+        self.warned: set[str] = set()
+
+    def after_step(self, trainer: Trainer, output: Output) -> None:
+        done, recipe = trainer.done, trainer.recipe
+        if done % self.every and not trainer.is_last:
+            self.progress.update(done)
+            return
+        figures = health.measure(trainer.method, output)
+        now = time.monotonic()
+        speed = (done - self.mark[1]) * recipe.batch_size / (now - self.mark[0])
+        self.mark = now, done
+        stop_if_diverged(trainer, figures["loss"])
+        epoch, lr = (done - 1) // trainer.steps_per_epoch, trainer.step.lr.item()
+        self._write(done, epoch=epoch, lr=lr, images_per_s=speed, **figures)
+        self.progress.update(done, f"loss {figures['loss']:.3f}, {speed:,.0f} images/s")
+        problems = health.warnings(
+            trainer.method, figures, done, trainer.total, recipe.actual_micro_batch_size
+        )
+        for kind, text in problems.items():
+            if kind not in self.warned:
+                self.warned.add(kind)
+                self.progress.say(f"step {done}: {text}", style="yellow")
+                self._write(done, warning=text)
+
+    def close(self) -> None:
+        self.progress.close()
+        if self.log is not None:
+            self.log.close()
+
+    def _write(self, step: int, **values: Any) -> None:
+        if self.log is not None:
+            self.log.write(step, **values)
+
+
+class OnlineProbes(Hook):
+    """Measures the online probes every few epochs; ``on_online(epoch, accuracies)`` may end the run."""
+
+    def __init__(
+        self,
+        log: Log | None,
+        progress: Progress,
+        every: int,
+        on_online: Callable[[int, dict[str, float]], None] | None = None,
+    ):
+        self.log, self.progress, self.every, self.on_online = log, progress, every, on_online
+
+    def after_step(self, trainer: Trainer, output: Output) -> None:
+        steps = trainer.steps_per_epoch * self.every
+        if trainer.probe is None or (trainer.done % steps and not trainer.is_last):
+            return
+        accuracies = trainer.probe.measure()
+        if self.log is not None:
+            self.log.write(trainer.done, **accuracies)
+        text = ", ".join(f"{name.replace('_', ' ')} {value:.1f} %" for name, value in accuracies.items())
+        epoch = trainer.done // trainer.steps_per_epoch
+        self.progress.say(f"epoch {epoch}: {text}")
+        if self.on_online is not None:
+            self.on_online(epoch, accuracies)
+
+
+class Checkpoints(Hook):
+    """Saves every few minutes, and when training ends.
+
+    Training waits while a checkpoint is copied: at most 2 % of the time goes there. None is written shortly
+    before the deadline, when the last one follows anyway.
+    """
+
+    def __init__(
+        self,
+        writer: checkpoint.Writer,
+        minutes: float,
+        deadline: float = math.inf,
+        clock: Clock = time.monotonic,
+    ):
+        self.writer, self.deadline, self.clock = writer, deadline, clock
+        self.shortest = self.interval = 60 * minutes
+        self.saved = clock()
+
+    def after_step(self, trainer: Trainer, output: Output) -> None:
+        due = self.saved + self.interval < self.clock() < self.deadline - self.interval
+        if not (trainer.is_ending or due):
+            return
+        start = self.clock()
+        loss = output.loss.item()
+        stop_if_diverged(trainer, loss)
+        if trainer.is_leader:
+            self.writer.save(trainer.done, trainer.step.tensors(), trainer.state(loss))
+        if trainer.is_ending:
+            self.writer.wait()
+        self.saved = self.clock()
+        self.interval = max(self.shortest, 50 * (self.saved - start))
+
+    def close(self) -> None:
+        self.writer.wait()
+
+
+def stop_if_diverged(trainer: Trainer, loss: float) -> None:
+    """Raise Diverged unless the loss and all weights are finite."""
+    if math.isfinite(loss) and trainer.step.finite().item():
+        return
+    newest = trainer.last_checkpoint()
+    kept = f"the last good checkpoint is {newest.name}" if newest else "no checkpoint came before it"
+    raise Diverged(
+        f"the loss became {loss} at step {trainer.done}; {kept}; a lower --optim.lr, into another --out, "
+        "usually helps"
+    )

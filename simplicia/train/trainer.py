@@ -1,0 +1,251 @@
+"""The trainer: one recipe, one method, one loop that takes steps and calls hooks."""
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simplicia.data.augmentation import Views
+from simplicia.data.datasets import ImageSet
+from simplicia.data.loaders import HostLoader, choose_loader
+from simplicia.devices import peak_memory
+from simplicia.errors import Interrupted, UserError
+from simplicia.layers import synchronised
+from simplicia.methods import Output
+from simplicia.progress import duration
+from simplicia.provenance import commit, versions
+from simplicia.train import checkpoint, run_dir
+from simplicia.train.online import OnlineProbe
+from simplicia.train.recipe import Recipe
+from simplicia.train.step import create as create_step
+
+
+@dataclass
+class Progress:
+    """How far a run has come, and which code trained it where."""
+
+    done: int = 0  # steps
+    seconds: float = 0.0
+    id: str | None = field(default_factory=checkpoint.new_id)  # results name the run they measured
+    trained_by: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Hook:
+    """Something to do after each step."""
+
+    def after_step(self, trainer: "Trainer", output: Output) -> None:
+        """Called with the trainer and the output of the step it took."""
+
+    def close(self) -> None:
+        """Called when training ends, however it ends."""
+
+
+class Trainer:
+    """Takes steps and calls hooks after each one.
+
+    ``test_images`` provides the images that online probes are tested on. ``init_from`` is a run whose weights
+    training starts with.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        images: ImageSet,
+        fabric: Any,
+        engine: str = "auto",
+        test_images: Callable[[], ImageSet] | None = None,
+        init_from: str | None = None,
+    ):
+        self.recipe, self.images, self.fabric = recipe, images, fabric
+        torch.manual_seed(recipe.seed)
+        method = recipe.build()
+        self.initialised = (0, 0) if init_from is None else checkpoint.initialise_from(method, init_from)
+        recipe.try_encoder(method.online.encoder)
+        method.to(fabric.device).to(memory_format=torch.channels_last)
+        if fabric.device.type == "cuda" and fabric.world_size > 1:
+            method = synchronised(method)
+        self.method = method
+        self.statistics = images.statistics()
+        loader = choose_loader(images.images, fabric.device, recipe.data_device)
+        data = loader(
+            images.images,
+            recipe.batch_size,
+            recipe.seed,
+            fabric.device,
+            fabric.global_rank,
+            fabric.world_size,
+            aspect_ratios=images.aspect_ratios,
+        )
+        views = Views(recipe.views, recipe.actual_view_size, *self.statistics)
+        self.probe = self._online_probe(test_images) if recipe.online_every else None
+        self.step = create_step(engine, recipe, method, data, views, fabric, self.probe)
+        self.total, self.steps_per_epoch = self.step.total, data.batches
+        self.progress = Progress()
+        self.stop: Interrupted | None = None  # set by ``request_stop``
+        self.path: Path | None = None  # the run directory, once ``resume_from`` has looked there
+
+    @property
+    def done(self) -> int:
+        """Steps taken."""
+        return self.progress.done
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the last step has been taken."""
+        return self.done == self.total
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no step follows: training is complete, or was asked to stop."""
+        return self.is_last or self.stop is not None
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process writes files."""
+        return self.fabric.global_rank == 0
+
+    def fit(self, hooks: Sequence[Hook]) -> None:
+        """The training loop: take a step, call the hooks, until the last step or a request to stop."""
+        started = time.monotonic() - self.progress.seconds
+        try:
+            while not self.is_ending:
+                output = self.step(self.done)
+                self.progress.done += 1
+                self.progress.seconds = time.monotonic() - started
+                for hook in hooks:
+                    hook.after_step(self, output)
+        finally:
+            for hook in hooks:
+                hook.close()
+        if self.stop is not None and not self.is_last:
+            raise self.stop
+
+    def request_stop(self, requested: bool, signal: int, resume: str) -> None:
+        """Stop after this step if any process asks for it: all must leave at the same step."""
+        if self.fabric.world_size > 1:
+            requested = bool(self.fabric.all_reduce(torch.tensor(float(requested)), reduce_op="sum").item())
+        if requested and not self.is_last:
+            message = f"stopped at step {self.done} of {self.total}; go on with: {resume}"
+            self.stop = Interrupted(message, signal)
+
+    def state(self, loss: float) -> dict[str, Any]:
+        """What ``state.json`` of a checkpoint holds."""
+        mean, std = self.statistics
+        return {
+            "total_steps": self.total,
+            "epoch": self.done // self.steps_per_epoch,
+            "seconds": self.progress.seconds,
+            "loss": loss,
+            "mean": mean,
+            "std": std,
+            "classes": list(self.images.classes),
+            "images": len(self.images),
+            "id": self.progress.id,
+            "trained_by": self.progress.trained_by,
+            **versions(self.fabric.device),
+        }
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint of the run that is being trained."""
+        return None if self.path is None else checkpoint.latest(self.path / "checkpoint")
+
+    def resume_from(self, path: Path, note: str | None = None) -> None:
+        """Go on from the newest checkpoint of a run directory; without one, start at step 0."""
+        here: dict[str, Any] = {"commit": commit(), "device": versions(self.fabric.device)["device"]}
+        if note is not None:
+            here["note"] = note
+        self.path = path
+        newest = self.last_checkpoint()
+        if newest is None:
+            self.progress.trained_by = [{**here, "from_step": 0}]
+            return
+        tensors, state = checkpoint.read(newest)
+        if state.get("total_steps") != self.total or state.get("images") != len(self.images):
+            raise UserError(
+                f"{path} was trained on {state.get('images')} images for {state.get('total_steps')} "
+                f"steps, not {len(self.images)} and {self.total}; resume with the same data"
+            )
+        run_dir.check_colours(path, state, self.statistics)
+        checkpoint.load_into(self.method, checkpoint.method_tensors(tensors), newest)
+        try:
+            self.step.load(tensors)
+        except (KeyError, RuntimeError) as error:
+            raise UserError(f"checkpoint {newest} does not fit this recipe ({error})") from error
+        history = state.get("trained_by", [])
+        last = {k: v for k, v in history[-1].items() if k != "from_step"} if history else None
+        if last != here:
+            history = [*history, {**here, "from_step": state["step"]}]
+        self.progress = Progress(state["step"], state["seconds"], state.get("id"), history)
+
+    def describe(self, chosen: list[str]) -> list[str]:
+        """What is about to be trained, in lines for people; ``chosen``: settings resolved from "auto"."""
+        trained = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
+        name, images = self.recipe.name, self.images
+        lines = [f"{name}: {len(images):,} images of {images.name}, {trained:,} parameters"]
+        if self.initialised[0]:
+            loaded, total = self.initialised
+            lines.append(f"begins with the weights of {self.recipe.init}: {loaded} of {total} tensors")
+        if chosen:
+            lines.append(f"chosen from the images: {', '.join(chosen)}")
+        if isinstance(self.step.data, HostLoader):
+            size = images.images.nbytes / 2**30
+            lines.append(
+                f"{size:.1f} GiB of images stay in host memory; each batch goes to {self.fabric.device} "
+                "ahead of its step"
+            )
+        if images.skipped:
+            first = "; ".join(f"{path} ({reason})" for path, reason in images.skipped[:3])
+            more = "; …" if len(images.skipped) > 3 else ""
+            lines.append(f"skipped {len(images.skipped)} unreadable files: {first}{more}")
+        return lines
+
+    def dry_run(self) -> list[str]:
+        """Take three steps, keep nothing, and report what the run would cost."""
+        times = []
+        for step in range(3):
+            start = time.perf_counter()
+            self.step(step).loss.item()
+            times.append(time.perf_counter() - start)
+        total = sum(p.numel() for p in self.method.parameters())
+        trained = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
+        fixed = 4 * (total + 2 * trained) + self.step.data.images.nbytes
+        device = self.fabric.device
+        return [
+            f"parameters: {trained:,} trained, {total - trained:,} in the target network",
+            f"memory: {fixed / 2**30:.2f} GiB for weights, gradients, momentum and images; "
+            f"{peak_memory(device)}",
+            f"steps: {self.total:,} ({self.steps_per_epoch:,} per epoch)",
+            f"time: about {duration(statistics.median(times[1:]) * self.total)} on {device}",
+            "dry run: nothing was written",
+        ]
+
+    def check_disk(self, path: Path) -> None:
+        """A UserError if not even one checkpoint fits, before hours of training are lost."""
+        needed = sum(p.nbytes * (2 if p.requires_grad else 1) for p in self.method.parameters())
+        free = shutil.disk_usage(path).free
+        if needed > free:
+            raise UserError(
+                f"a checkpoint takes {needed / 1e9:.2f} GB, and {path} has {free / 1e9:.2f} GB free; "
+                "give another --out"
+            )
+
+    def _online_probe(self, test_images: Callable[[], ImageSet] | None) -> OnlineProbe:
+        recipe, train = self.recipe, self.images
+        test = None if train.labels is None or test_images is None else test_images()
+        if test is None or test.labels is None:
+            raise UserError(f"online_every is {recipe.online_every}, but {train.name} has no labels")
+        return OnlineProbe(
+            self.method,
+            train,
+            test,
+            self.statistics,
+            self.fabric.device,
+            recipe.actual_decode_size,
+            recipe.image_size,
+            recipe.online_temperatures,
+        )
