@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from simplicia.errors import UserError
+from simplicia.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from simplicia import bottlenecks, encoders, losses, methods
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from simplicia.run import load
     from simplicia.sem import SimplicialEmbedding, entropy, simplicial
 
-__version__ = "0.1.0"
 __all__ = [
     "RunTransformer",
     "SimplicialEmbedding",

@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from simplicia.evaluate.logistic import Codes
+from simplicia.representation import sparse_codes
 from simplicia.run import Run, load
 
 
@@ -41,7 +41,7 @@ class RunTransformer(TransformerMixin, BaseEstimator):
         """(N, features): an array, or of codes a sparse matrix."""
         check_is_fitted(self)
         found = self.run_.encode(images, self.layer_, self.temperature, self.network, self.batch_size)
-        return Codes(found, self._vertices).sparse() if self.layer_ == "codes" else found.numpy()
+        return sparse_codes(found, self._vertices) if self.layer_ == "codes" else found.numpy()
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Simplices and their vertices by number where there are some, else the layer's features."""

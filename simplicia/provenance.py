@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from simplicia.version import __version__
+
 
 def versions(device: torch.device) -> dict[str, str]:
     """What a result needs to be believed: versions, device and date."""
-    from simplicia import __version__
-
     name = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"

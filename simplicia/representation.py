@@ -25,3 +25,14 @@ def represent(
         return bottleneck.embed(features) if quantised else bottleneck.logits(features)
     temperature = bottleneck.temperature if temperature is None else temperature
     return simplicial(bottleneck.logits(features), bottleneck.vertices, temperature)
+
+
+def sparse_codes(codes: Tensor, vertices: int) -> Any:
+    """One-hot codes as a scipy CSR matrix: (N, simplices) integers to (N, simplices * vertices)."""
+    import numpy as np
+    from scipy.sparse import csr_array
+
+    n, simplices = codes.shape
+    columns = codes.cpu().numpy().astype(np.int64) + vertices * np.arange(simplices)
+    ends = np.arange(0, n * simplices + 1, simplices)
+    return csr_array((np.ones(n * simplices), columns.ravel(), ends), shape=(n, simplices * vertices))

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simplicia.errors import UserError, unknown
+from simplicia.representation import sparse_codes
 
 SOLVERS = ("auto", "rotate", "direct", "sklearn")
 ROTATE = 8192  # samples or features, whichever are fewer, up to which eigenvectors are affordable
@@ -90,12 +91,7 @@ class Codes:
 
     def sparse(self) -> Any:
         """The same as a scipy matrix."""
-        import numpy as np
-        from scipy.sparse import csr_array
-
-        n, simplices = self.columns.shape
-        ends = np.arange(0, n * simplices + 1, simplices)
-        return csr_array((np.ones(n * simplices), self.columns.cpu().numpy().ravel(), ends), shape=self.shape)
+        return sparse_codes(self.codes, self.vertices)
 
     def _one_hot(self, start: int, stop: int) -> Tensor:
         part = self.columns[:, start:stop].long() - start * self.vertices
