@@ -1,7 +1,7 @@
-"""What the losses and queues need of several processes; in one process each of these is the identity.
+"""Collectives with gradients for losses and queues; with one process each is the identity.
 
-The convention that makes DDP right: every process returns the loss of the whole batch, and the gradients that
-reach a process's own samples are such that DDP's average over processes is the whole batch's gradient.
+Every process returns the loss of the global batch. The gradients that reach a process's samples are scaled so
+that DDP's average over processes is the gradient of the global batch.
 """
 
 from typing import Any
@@ -20,17 +20,17 @@ def rank() -> int:
 
 
 def gather(x: Tensor) -> Tensor:
-    """All processes' rows in order of rank, with gradient. All must hold equally many."""
+    """The rows of all processes in order of rank, with gradient. Each process has the same number of rows."""
     return x if world_size() == 1 else _gathered(x)
 
 
 def average(x: Tensor) -> Tensor:
-    """The mean of a value over processes; its gradient stays each process's own, for DDP to average."""
+    """The mean over processes; each process keeps its own gradient, which DDP averages."""
     return x if world_size() == 1 else _averaged(x)
 
 
 def agreed(x: Tensor) -> Tensor:
-    """The first process's values, for all."""
+    """The values of process 0, in every process."""
     return x if world_size() == 1 else _broadcast(x)
 
 
@@ -44,7 +44,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         grad = grad.contiguous().clone()
-        dist.all_reduce(grad)  # every process's loss depends on every process's samples
+        dist.all_reduce(grad)  # the loss of every process depends on all samples
         return grad.chunk(world_size())[rank()]
 
 
@@ -60,7 +60,7 @@ class _Average(torch.autograd.Function):
         return grad
 
 
-@torch.compiler.disable  # processes wait for each other outside of compiled code
+@torch.compiler.disable  # no collectives inside compiled code
 def _gathered(x: Tensor) -> Tensor:
     return _Gather.apply(x.contiguous())
 

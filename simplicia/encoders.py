@@ -1,7 +1,7 @@
 """Encoders: ResNets for small and large images, and any timm model by name.
 
-Every encoder maps images (N, 3, H, W) to pooled features (N, out_features). Our ResNets name their parameters
-as torchvision does, so weights travel both ways.
+Every encoder maps images (N, 3, H, W) to pooled features (N, out_features). Our ResNets' parameters have
+torchvision's names, so state_dicts are interchangeable.
 """
 
 import difflib
@@ -17,28 +17,28 @@ _RESNETS: dict[str, dict] = {
     "resnet50": {"bottleneck": True, "depths": (3, 4, 6, 3), "width": 64},
     "resnet50x2": {"bottleneck": True, "depths": (3, 4, 6, 3), "width": 128},
     "resnet50x4": {"bottleneck": True, "depths": (3, 4, 6, 3), "width": 256},
-    # three narrow stages at a quarter of the image's area: for CPUs, the demo and the tests
+    # three narrow stages at half the resolution: for CPUs, the demo and the tests
     "tiny": {"bottleneck": False, "depths": (1, 1, 1), "width": 32, "stem_stride": 2},
 }
-# what a block gives to the next: for its convolutions and for its shortcut, or once for both
+# a block's input, separately for its convolutions and its shortcut
 Forked = tuple[Tensor, Tensor]
 
 
 def names() -> list[str]:
-    """The encoders built in; any name of ``timm.list_models()`` works as well."""
+    """The built-in encoders; any name of ``timm.list_models()`` works too."""
     return list(_RESNETS)
 
 
 def check(name: str) -> None:
-    """A UserError if there is no encoder of that name."""
+    """Raise a UserError if no encoder has this name."""
     if name in names():
         return
     import timm
 
-    own_name = name.removeprefix("timm/")
-    if not timm.is_model(own_name.split(".")[0]):
-        everything = sorted({*names(), *timm.list_models()})
-        near = difflib.get_close_matches(own_name, everything, n=3, cutoff=0.5)
+    timm_name = name.removeprefix("timm/")
+    if not timm.is_model(timm_name.split(".")[0]):
+        known = sorted({*names(), *timm.list_models()})
+        near = difflib.get_close_matches(timm_name, known, n=3, cutoff=0.5)
         raise unknown("encoder", name, near or names())
 
 
@@ -51,13 +51,15 @@ def create(
 ) -> nn.Module:
     """An encoder with ``.out_features``.
 
-    ``stem`` and ``stem_padding`` are for the built-in ResNets: "small" is a 3x3 convolution without pooling
-    (padding 2 repeats the paper's code), "imagenet" the usual 7x7 with pooling. Other names come from timm
-    ("timm/resnet50" for timm's own ResNet), with its pretrained weights on request and ``options`` handed on.
+    ``stem`` and ``stem_padding`` apply to the built-in ResNets: "small" is a 3x3 convolution without pooling
+    (the paper's code pads by 2), "imagenet" the usual 7x7 with pooling. Other names are timm models
+    ("timm/resnet50" for timm's ResNet); timm gets ``pretrained`` and ``options``.
     """
     if name in _RESNETS:
         if pretrained:
-            raise UserError(f"encoder {name!r} has no pretrained weights; 'timm/resnet50' and other names do")
+            raise UserError(
+                f"encoder {name!r} has no pretrained weights; 'timm/resnet50' and other timm models do"
+            )
         if options:
             raise unknown(f"option of encoder {name!r}:", next(iter(options)), ["stem", "stem_padding"])
         return ResNet(**_RESNETS[name], stem=stem, stem_padding=stem_padding)
@@ -128,9 +130,9 @@ class _BasicBlock(nn.Module):
         return self.bn2
 
     def forward(self, x: Tensor | Forked) -> Tensor | Forked:
-        x, aside = x if isinstance(x, tuple) else (x, x)
+        x, shortcut = x if isinstance(x, tuple) else (x, x)
         y = activate(self.bn1, self.conv1(x))
-        residual = aside if self.downsample is None else self.downsample(aside)
+        residual = shortcut if self.downsample is None else self.downsample(shortcut)
         return activate(self.bn2, self.conv2(y), residual)
 
 
@@ -152,10 +154,10 @@ class _BottleneckBlock(nn.Module):
         return self.bn3
 
     def forward(self, x: Tensor | Forked) -> Tensor | Forked:
-        x, aside = x if isinstance(x, tuple) else (x, x)
+        x, shortcut = x if isinstance(x, tuple) else (x, x)
         y = activate(self.bn1, self.conv1(x))
         y = activate(self.bn2, self.conv2(y))
-        residual = aside if self.downsample is None else self.downsample(aside)
+        residual = shortcut if self.downsample is None else self.downsample(shortcut)
         return activate(self.bn3, self.conv3(y), residual)
 
 
@@ -181,5 +183,5 @@ def _from_timm(name: str, pretrained: bool, **options) -> nn.Module:
     import timm
 
     check(name)
-    own_name = name.removeprefix("timm/")
-    return _TimmEncoder(timm.create_model(own_name, pretrained=pretrained, num_classes=0, **options))
+    model = timm.create_model(name.removeprefix("timm/"), pretrained=pretrained, num_classes=0, **options)
+    return _TimmEncoder(model)

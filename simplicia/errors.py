@@ -1,15 +1,15 @@
-"""Errors that are the user's to mend: one sentence with what was given and what would be right."""
+"""Exceptions. A user error is one sentence: what was given and what would be right."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """What the user gave cannot be used. The command line prints it and leaves with status 2."""
+    """Wrong input. The command line prints the message and exits with status 2."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the nearest ones that do."""
+    """The error for an unknown name; it suggests the nearest known ones."""
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
     if near:
@@ -20,7 +20,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 class Busy(UserError):
-    """Another process trains the run."""
+    """Another process is training the run."""
 
 
 class Diverged(RuntimeError):
@@ -28,16 +28,16 @@ class Diverged(RuntimeError):
 
 
 class Failed(RuntimeError):
-    """Some of the work could not be done; the rest is."""
+    """Some of the work failed; the rest is done."""
 
 
 class Interrupted(RuntimeError):
-    """Work was told to stop, and what is done is kept."""
+    """A signal or a deadline stopped the work; finished work is saved."""
 
     def __init__(self, message: str, signal: int):
         super().__init__(message)
-        self.signal = signal  # 0: its time was up
+        self.signal = signal  # 0: the deadline
 
 
 class Unfinished(RuntimeError):
-    """The time that was given is up, and there is more to do: the same command goes on."""
+    """The time limit was reached with work left; the same command continues."""

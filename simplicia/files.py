@@ -1,4 +1,4 @@
-"""Files that come whole or not at all."""
+"""Atomic writes."""
 
 import glob
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A file to write in place of ``path``, which it becomes when all went well; else nothing is left of it.
+    """Yield a temporary file that replaces ``path`` if the block succeeds and is removed if it fails.
 
-    An OSError then names ``path`` if it names no file, as that of a full disk does.
+    An OSError without a file name, such as that of a full disk, gets ``path`` as its file name.
     """
-    temporary = path.with_name(f"{_begun(path)}{os.getpid()}.writing")
+    temporary = path.with_name(f"{_prefix(path)}{os.getpid()}.writing")
     try:
         yield temporary
         temporary.replace(path)
@@ -26,25 +26,25 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what processes of this machine that were killed had begun to write in place of ``path``."""
-    for left in path.parent.glob(f"{glob.escape(_begun(path))}*.writing"):
-        process = left.name.removesuffix(".writing").rpartition(".")[2]
+    """Remove temporary files for ``path`` that killed processes of this machine left behind."""
+    for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}*.writing"):
+        process = leftover.name.removesuffix(".writing").rpartition(".")[2]
         if process.isdecimal() and not _is_alive(int(process)):
             with suppress(OSError):
-                left.unlink()
+                leftover.unlink()
 
 
-def _begun(path: Path) -> str:
+def _prefix(path: Path) -> str:
     return f".{path.name}.{platform.node()}."
 
 
 def _is_alive(process: int) -> bool:
-    if os.name != "posix":  # elsewhere asking would end it
+    if os.name != "posix":  # on Windows, os.kill would end it
         return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # owned by another user
         return True
     return True

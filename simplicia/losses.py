@@ -1,7 +1,7 @@
-"""The seven objectives as pure functions of tensors.
+"""The objectives of the seven methods as pure functions of tensors.
 
-All compute in 32 bits (64 if given) whatever autocast says, and are right when the batch is spread over
-processes: each returns the whole batch's loss, and DDP's averaging gives the whole batch's gradient.
+All compute in float32 (float64 for float64 inputs), also under autocast. They are correct across processes:
+each process returns the loss of the global batch, and DDP's average is the gradient of the global batch.
 """
 
 import functools
@@ -15,7 +15,7 @@ from simplicia.distributed import average, gather, rank, world_size
 
 
 def _full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Run a loss outside autocast, with 16-bit inputs widened to 32 bits."""
+    """Run a loss outside autocast, with 16-bit inputs cast to float32."""
 
     def widen(x):
         return x.float() if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
@@ -24,9 +24,9 @@ def _full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def wrapped(*args, **kwargs) -> Tensor:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if len(tensors) < 2 or tensors[0].shape != tensors[1].shape:
-            given = " and ".join(str(tuple(x.shape)) for x in tensors[:2])
+            shapes = " and ".join(str(tuple(x.shape)) for x in tensors[:2]) or "no tensors"
             raise ValueError(
-                f"{loss.__name__} was given {given or 'no tensors'}; both views have the same (N, D)"
+                f"{loss.__name__} was given {shapes}; both views must have the same shape (N, D)"
             )
         with torch.autocast(tensors[0].device.type, enabled=False):
             return loss(*map(widen, args), **{k: widen(v) for k, v in kwargs.items()})
@@ -41,17 +41,17 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float | Tensor = 0.2) -> Tensor
     -log( exp(cos(z_i, z_i')/T) / sum_{k != i} exp(cos(z_i, z_k)/T) ), mean over all anchors.
     """
     z1, z2 = F.normalize(z1, dim=-1), F.normalize(z2, dim=-1)
-    everyone = torch.cat([gather(z1), gather(z2)])
+    gathered = torch.cat([gather(z1), gather(z2)])
     n, total = len(z1), len(z1) * world_size()
-    own = rank() * n + torch.arange(n, device=z1.device)  # where this process's rows stand among everyone's
-    logits = torch.cat([z1, z2]) @ everyone.T / temperature
-    logits = logits.scatter(1, torch.cat([own, own + total])[:, None], float("-inf"))  # not with oneself
-    return average(F.cross_entropy(logits, torch.cat([own + total, own])))
+    index = rank() * n + torch.arange(n, device=z1.device)  # of this process's rows in the global batch
+    logits = torch.cat([z1, z2]) @ gathered.T / temperature
+    logits = logits.scatter(1, torch.cat([index, index + total])[:, None], float("-inf"))  # k != i
+    return average(F.cross_entropy(logits, torch.cat([index + total, index])))
 
 
 @_full_precision
 def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float | Tensor = 0.2) -> Tensor:
-    """MoCo: a query must tell its key from the keys of a queue (D, K) with unit columns.
+    """MoCo: a query must find its key among the keys of a queue (D, K) with unit columns.
 
     -log( exp(cos(q, k)/T) / (exp(cos(q, k)/T) + sum_j exp(<q, queue_j>/T)) ); key and queue get no gradient.
     """
@@ -83,7 +83,7 @@ def barlow_twins(z1: Tensor, z2: Tensor, lamb: float = 0.0051, scale: float = 0.
 
 @_full_precision
 def vicreg(z1: Tensor, z2: Tensor, sim: float = 25.0, var: float = 25.0, cov: float = 1.0) -> Tensor:
-    """VICReg: views alike (invariance), features alive (variance), features unrelated (covariance).
+    """VICReg: equal views (invariance), features that vary (variance), uncorrelated features (covariance).
 
     sim * mse(z1, z2) + var * sum_views mean_d relu(1 - sqrt(Var_d + 1e-4))
     + cov * sum_views sum_{i != j} Cov_ij^2 / D
@@ -105,7 +105,7 @@ def vicreg(z1: Tensor, z2: Tensor, sim: float = 25.0, var: float = 25.0, cov: fl
 def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
     """Soft assignments (N, K) near softmax(scores / epsilon) that use all K prototypes equally.
 
-    Works on logarithms: exp(scores / epsilon) would overflow 32 bits from a score of 4.4 on.
+    Computes in logarithms: exp(scores / epsilon) overflows float32 at a score of 4.4.
     """
     log_q = scores / epsilon
     for _ in range(iterations):
@@ -127,13 +127,13 @@ def swav(
     """SwAV: each view's prototype scores must predict the other's Sinkhorn assignment.
 
     Mean of the two swaps of -sum_k q_k log softmax(scores / T)_k. Queues are scores of earlier samples (the
-    same in every process); they take part in the assignment only.
+    same in every process); they join the assignment only.
     """
 
     def assign(scores: Tensor, queue: Tensor | None) -> Tensor:
-        everyone = gather(scores.detach())
-        with_queue = everyone if queue is None else torch.cat([everyone, queue.detach().to(everyone.dtype)])
-        q = sinkhorn(with_queue, epsilon, iterations)[: len(everyone)]
+        batch = gather(scores.detach())
+        with_queue = batch if queue is None else torch.cat([batch, queue.detach().to(batch.dtype)])
+        q = sinkhorn(with_queue, epsilon, iterations)[: len(batch)]
         return q.chunk(world_size())[rank()]
 
     def cross_entropy(assignment: Tensor, scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a result needs to be believed: versions, device, date and commit."""
+"""Provenance of results: versions, device, date and commit."""
 
 import datetime
 import os
@@ -12,7 +12,7 @@ from simplicia.version import __version__
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """What a result needs to be believed: versions, device and date."""
+    """Versions, device and date, for a result."""
     name = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -28,21 +28,21 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit the code is at, if it is in a repository; SIMPLICIA_COMMIT says it for a bare copy.
+    """The commit of the package's repository, or the environment variable SIMPLICIA_COMMIT, or "unknown".
 
-    "-dirty" says that the package itself was changed since, not only results or pages beside it.
+    "-dirty" means that the package has uncommitted changes; results and docs do not count.
     """
-    if told := os.environ.get("SIMPLICIA_COMMIT"):
-        return told
+    if commit := os.environ.get("SIMPLICIA_COMMIT"):
+        return commit
     try:
-        _git("ls-files", "--error-unmatch", Path(__file__).name)  # installed within someone else's repository
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if another repository contains us
         name = _git("rev-parse", "--short", "HEAD")
         return f"{name}-dirty" if _git("status", "--porcelain", "--", ".") else name
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 
-def _git(*words: str) -> str:
-    """What git says in the package's folder."""
-    command = ["git", "-C", str(Path(__file__).parent), *words]
+def _git(*arguments: str) -> str:
+    """The output of git in the package's folder."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,7 +1,8 @@
-"""Simplicial embeddings: a vector becomes L small probability vectors of V entries each.
+"""Simplicial Embeddings in Self-Supervised Learning and Downstream Classification.
 
-Lavoie et al., "Simplicial Embeddings in Self-Supervised Learning and Downstream Classification",
-ICLR 2023, https://arxiv.org/abs/2204.00616. This file needs nothing but torch (and layers.py for blocks > 1).
+Lavoie et al., ICLR 2023, https://arxiv.org/abs/2204.00616. SEM turns a vector into L probability vectors
+(simplices) of V entries (vertices) each. To use it elsewhere, copy this file: it needs only torch, and
+``layers.py`` for blocks > 1.
 """
 
 from typing import Literal
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Temperature = float | Tensor
-# Devices with autocast, asked here and not in every forward: some releases' torch.compile cannot trace it.
+# devices with autocast; torch.compile cannot trace is_autocast_available in every release
 _DEVICES = "cpu", "cuda", "mps", "xpu", "hpu", "xla", "ipu", "mtia", "maia", "privateuseone"
 _AUTOCAST = frozenset(kind for kind in _DEVICES if torch.amp.is_autocast_available(kind))
 
@@ -29,7 +30,7 @@ def simplicial(x: Tensor, vertices: int, temperature: Temperature = 1.0) -> Tens
             return F.one_hot(groups.argmax(-1), vertices).to(x.dtype).flatten(-2)
         if temperature == 1 and not _is_half(x) and not _is_short(groups):
             return torch.softmax(groups, -1).flatten(-2)
-        if temperature < 1e-4:  # x / temperature may overflow; differences to the maximum only underflow
+        if temperature < 1e-4:  # x / temperature may overflow, x - max cannot
             groups = groups - groups.detach().amax(-1, keepdim=True)
             temperature = max(temperature, torch.finfo(torch.float32).tiny)
     elif temperature.requires_grad:  # a learned temperature needs its own gradient
@@ -49,9 +50,9 @@ def entropy(probabilities: Tensor, vertices: int) -> Tensor:
 
 
 class Embedder(nn.Module):
-    """SEM without its softmax: (..., in_features) -> (..., simplices * vertices), embedded and normalised."""
+    """SEM without its softmax, a linear layer and norm: (..., in_features) -> (..., simplices * vertices)."""
 
-    penalty = 0.0  # what a training method adds to its loss for this bottleneck
+    penalty = 0.0  # a training method adds it to its loss
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Embedder(nn.Module):
         self.blocks = blocks
         if not isinstance(temperature, Tensor):
             _check_temperature(temperature)
-        self.temperature = temperature  # a setting, free to be changed; in the state_dict only as a Parameter
+        self.temperature = temperature  # in the state_dict only if it is a Parameter
         self.embedder = _embedder(embedder, in_features, self.out_features, blocks, norm)
         self.norm = _norm(norm, self.out_features)
 
@@ -80,7 +81,7 @@ class Embedder(nn.Module):
         """The normalised embedding before the softmax."""
         if h.dim() == 2:
             return self.norm(self.embedder(h))
-        flat = self.norm(self.embedder(h.reshape(-1, h.shape[-1])))  # a BatchNorm takes (N, D)
+        flat = self.norm(self.embedder(h.reshape(-1, h.shape[-1])))  # BatchNorm1d takes (N, D)
         return flat.view(*h.shape[:-1], self.out_features)
 
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
@@ -103,7 +104,7 @@ class SimplicialEmbedding(Embedder):
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
         temperature = self.temperature if temperature is None else temperature
         logits = self.logits(h)
-        if _is_autocast(logits):  # as autocast has it for every softmax
+        if _is_autocast(logits):  # autocast runs softmax in float32
             logits = logits.float()
         return simplicial(logits, self.vertices, temperature)
 
@@ -111,7 +112,7 @@ class SimplicialEmbedding(Embedder):
 class _ScaledSoftmax(torch.autograd.Function):
     """softmax(scale * x) over the last dimension, computed in float32 for 16-bit inputs.
 
-    Keeps only its result for backward, in the input's own precision, and scales in place in both directions.
+    Saves only its output for backward, in the input's precision, and scales the gradient in place.
     """
 
     generate_vmap_rule = True
@@ -124,7 +125,7 @@ class _ScaledSoftmax(torch.autograd.Function):
             result = powers / powers.sum(-1, keepdim=True)
         else:
             result = torch.softmax(wide * scale, -1)
-        # torch.compile of torch 2.11 loses the gradient of a result that went through a .to() without effect
+        # torch.compile of torch 2.11 loses the gradient through a .to() that changes nothing
         return result if result.dtype == x.dtype else result.to(x.dtype)
 
     @staticmethod
@@ -138,7 +139,7 @@ class _ScaledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-        saved = ctx.saved_tensors  # once: activation checkpointing gives them a single time
+        saved = ctx.saved_tensors  # activation checkpointing allows one read
         y, scale = saved if len(saved) == 2 else (*saved, ctx.scale)
         dtype = y.dtype
         if _is_half(y):
@@ -150,7 +151,7 @@ class _ScaledSoftmax(torch.autograd.Function):
 
 
 def _is_short(x: Tensor) -> bool:
-    """Whether torch's softmax, made for long rows, takes a multiple of the time of its parts on a CPU."""
+    """Whether exp and sum are faster than torch.softmax: on a CPU it is made for long rows."""
     return x.device.type == "cpu" and x.shape[-1] <= 64
 
 
@@ -159,7 +160,7 @@ def _is_half(x: Tensor) -> bool:
 
 
 def _is_autocast(x: Tensor) -> bool:
-    kind = x.device.type  # there are devices without autocast, such as "meta"
+    kind = x.device.type  # some devices have no autocast, such as "meta"
     return kind in _AUTOCAST and torch.is_autocast_enabled(kind)
 
 
@@ -175,7 +176,7 @@ def _groups(x: Tensor, vertices: int) -> Tensor:
 
 
 def _check_temperature(value: float) -> None:
-    if not value >= 0:  # NaN is caught as well
+    if not value >= 0:  # also True for NaN
         raise ValueError(f"temperature is {value}; it must be 0 (one-hot) or positive")
 
 
@@ -188,7 +189,7 @@ def _linear(in_features: int, out_features: int, blocks: int, bias: bool) -> nn.
 
 
 def _embedder(kind: str, in_features: int, out_features: int, blocks: int, norm: str | None) -> nn.Module:
-    bias = norm is None  # which would take it away
+    bias = norm is None  # a norm layer cancels the bias
     if kind == "linear":
         return _linear(in_features, out_features, blocks, bias)
     if kind == "mlp":
@@ -197,10 +198,12 @@ def _embedder(kind: str, in_features: int, out_features: int, blocks: int, norm:
         return nn.Sequential(hidden, _norm(norm, in_features), nn.ReLU(), last)
     if kind == "identity":
         if blocks != 1:
-            raise ValueError(f"embedder 'identity' has no weights to cut into {blocks} blocks; give blocks=1")
+            raise ValueError(
+                f"embedder 'identity' has no weights to split into {blocks} blocks; give blocks=1"
+            )
         if in_features != out_features:
             raise ValueError(
-                f"embedder 'identity' keeps {in_features} features, simplices * vertices is {out_features}; "
+                f"embedder 'identity' has {in_features} features, simplices * vertices is {out_features}; "
                 "choose them equal"
             )
         return nn.Identity()

@@ -34,12 +34,12 @@ def test_equal_to_torchvision_with_its_weights(name):
     torch.testing.assert_close(encoder.eval()(x), reference.eval()(x))
 
 
-def test_stages_can_be_looked_into_by_hooks():
+def test_forward_hooks_see_the_stages():
     seen = {}
     encoder = encoders.create("resnet18")
     for name in ("layer1", "layer4", "layer4.1"):
         encoder.get_submodule(name).register_forward_hook(
-            lambda *given, name=name: seen.update({name: given[2]})
+            lambda *arguments, name=name: seen.update({name: arguments[2]})
         )
     features = encoder(torch.randn(2, 3, 32, 32))
     assert list(seen) == ["layer1", "layer4.1", "layer4"] and seen["layer1"].shape == (2, 64, 32, 32)
@@ -71,17 +71,17 @@ def test_timm_models_by_name(name):
         (lambda: bottlenecks.create("none", 8, vertices=3), "vertices"),
     ],
 )
-def test_unknown_names_propose_the_nearest(call, words):
+def test_unknown_names_suggest_the_nearest(call, words):
     with pytest.raises(ValueError, match=words) as error:
         call()
     assert "\n" not in str(error.value)
 
 
-def test_norms_with_an_activation_inside_keep_it_among_processes():
+def test_synchronised_norms_keep_their_activation():
     encoder = encoders.create("mobilenetv3_small_050").eval()
     for part in encoder.modules():
         if isinstance(part, nn.BatchNorm2d):
-            nn.init.uniform_(part.bias, -1, 1)  # an activation that is gone is seen
+            nn.init.uniform_(part.bias, -1, 1)  # a missing activation shows
     images = torch.randn(2, 3, 64, 64)
     before = encoder(images)
     made = synchronised(encoder).eval()
@@ -89,9 +89,9 @@ def test_norms_with_an_activation_inside_keep_it_among_processes():
     torch.testing.assert_close(made(images), before)
 
 
-def test_encoders_that_cannot_take_the_views_are_told_before_anything_is_written(tmp_path, capsys):
+def test_encoders_that_cannot_take_the_views_are_refused_before_training(tmp_path, capsys):
     words = "pretrain shapes-byol-sem --encoder crossvit_tiny_240 --epochs 1 --batch-size 16 --device cpu"
     assert cli.main([*words.split(), "--out", str(tmp_path / "run"), "--quiet"]) == 2
-    told = capsys.readouterr().err
-    assert "encoder 'crossvit_tiny_240' takes no views of 32 pixels" in told and "Traceback" not in told
+    error = capsys.readouterr().err
+    assert "encoder 'crossvit_tiny_240' takes no views of 32 pixels" in error and "Traceback" not in error
     assert not (tmp_path / "run").exists()

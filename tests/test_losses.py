@@ -154,7 +154,7 @@ def test_sixteen_bit_inputs_and_autocast_are_computed_in_thirty_two(name, dtype)
     torch.testing.assert_close(wide, expected)
 
 
-def test_chance_levels():
+def test_losses_at_chance_and_at_zero():
     z = F.normalize(torch.eye(8).repeat(2, 1), dim=-1)[:8]
     assert losses.byol(z, z).item() == pytest.approx(0, abs=1e-6)
     same = torch.ones(16, 4)
@@ -164,7 +164,7 @@ def test_chance_levels():
     assert losses.swav(torch.zeros(6, 9), torch.zeros(6, 9)).item() == pytest.approx(math.log(9), abs=1e-5)
 
 
-def test_the_contracts_keyword_names():
+def test_keyword_names_of_the_public_api():
     a, b = torch.randn(2, 6, 5)
     queue = F.normalize(torch.randn(5, 9), dim=0)
     z = {"z1": a, "z2": b}

@@ -1,4 +1,4 @@
-"""Every method with every bottleneck: what a step gives, and what follows it."""
+"""Every registered method with every registered bottleneck, and the details of each method."""
 
 import copy
 import math
@@ -9,21 +9,23 @@ import torch.nn.functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from simplicia import bottlenecks, encoders, methods
+from simplicia.methods import TargetMethod
 from simplicia.methods.base import Queue
 from simplicia.train import optim
 from simplicia.train.recipe import OptimSettings
 
-SMALL = {"simplices": 16, "vertices": 5}
-SIZES = {"none": {}, "sem": SMALL, "embed": SMALL, "gumbel": SMALL, "vq": SMALL | {"dimensions": 4}}
-BOTH = [(m, b) for m in methods.names() for b in bottlenecks.names()]
+PAIRS = [(m, b) for m in methods.names() for b in bottlenecks.names()]
+WITH_TARGET = [name for name in methods.names() if issubclass(methods.kind(name), TargetMethod)]
 
 
 def build(name, bottleneck="sem", second_temperature=None, blocks=1, **options):
     torch.manual_seed(0)
     encoder = encoders.create("tiny")
-    extra = {"blocks": blocks} if blocks > 1 else {}
-    bottleneck = bottlenecks.create(bottleneck, encoder.out_features, **SIZES[bottleneck], **extra)
-    return methods.create(name, encoder, bottleneck, second_temperature, hidden=64, **options)
+    sizes = {"simplices": 16, "vertices": 5, "dimensions": 4, "blocks": blocks}
+    sizes = {option: sizes[option] for option in bottlenecks.options(bottleneck) if option in sizes}
+    bottleneck = bottlenecks.create(bottleneck, encoder.out_features, **sizes)
+    options = ({"hidden": 64} if "hidden" in methods.options(name) else {}) | options
+    return methods.create(name, encoder, bottleneck, second_temperature, **options)
 
 
 def views(n=8, seed=0):
@@ -31,7 +33,15 @@ def views(n=8, seed=0):
     return [torch.randn(n, 3, 16, 16, generator=generator) for _ in range(2)]
 
 
-@pytest.mark.parametrize(("name", "bottleneck"), BOTH)
+@pytest.mark.parametrize("name", methods.names())
+def test_options_have_help_text_and_valid_defaults(name):
+    options = methods.options(name)
+    assert all(option.help and option.range for option in options.values())
+    defaults = {option.name: option.default for option in options.values()}
+    assert methods.converted(name, {key: str(value) for key, value in defaults.items()}) == defaults
+
+
+@pytest.mark.parametrize(("name", "bottleneck"), PAIRS)
 def test_a_step_is_finite_and_every_parameter_gets_a_gradient(name, bottleneck):
     method = build(name, bottleneck)
     method.schedule(0, 100, 0)
@@ -48,8 +58,8 @@ def test_a_step_is_finite_and_every_parameter_gets_a_gradient(name, bottleneck):
     method.after_step()
 
 
-@pytest.mark.parametrize(("name", "bottleneck"), [(m, b) for m, b in BOTH if m in ("byol", "moco", "dino")])
-def test_target_starts_equal_and_follows_the_average_exactly(name, bottleneck):
+@pytest.mark.parametrize(("name", "bottleneck"), [pair for pair in PAIRS if pair[0] in WITH_TARGET])
+def test_target_starts_as_a_copy_and_is_the_moving_average(name, bottleneck):
     method = build(name, bottleneck)
     for target, online in zip(method.target.parameters(), method.online.parameters(), strict=True):
         assert torch.equal(target, online) and target.data_ptr() != online.data_ptr()
@@ -82,7 +92,7 @@ def test_momentum_follows_a_cosine():
 
 
 @pytest.mark.parametrize("name", methods.names())
-def test_second_temperature_belongs_to_the_target_or_to_view_two(name):
+def test_second_temperature_applies_to_the_target_or_to_view_two(name):
     first, second = build(name), build(name, second_temperature=0.1)
     batch = views()
     for method in (first, second):
@@ -90,7 +100,7 @@ def test_second_temperature_belongs_to_the_target_or_to_view_two(name):
     one, two = first(batch), second(batch)
     assert not torch.equal(one.loss, two.loss)
     assert torch.equal(one.embeddings[0], two.embeddings[0])
-    has_target = hasattr(first, "target")
+    has_target = name in WITH_TARGET
     assert torch.equal(one.embeddings[1], two.embeddings[1]) == has_target
     sharper = first.online.bottleneck(first.online.encoder(batch[1]), 0.1)
     if not has_target:
@@ -132,7 +142,7 @@ def test_queue_is_a_ring():
     assert sorted(queue.vectors[0, :, 0].tolist()) == sorted(large[0, 2:, 0].tolist())
 
 
-def test_moco_and_swav_queue_what_they_saw():
+def test_moco_and_swav_queue_their_last_batch():
     for name in ("moco", "swav"):
         method = build(name, queue=24)
         method(views()).loss.backward()
@@ -144,7 +154,7 @@ def test_moco_and_swav_queue_what_they_saw():
         torch.testing.assert_close(method.queue.vectors.norm(dim=-1), torch.ones(2, 24))
 
 
-def test_swav_uses_its_queue_from_its_epoch_and_says_so():
+def test_swav_uses_its_queue_from_queue_start_on():
     method = build("swav", queue=24, queue_start=3)
     phases = []
     for epoch in range(5):
@@ -157,7 +167,7 @@ def test_swav_uses_its_queue_from_its_epoch_and_says_so():
 
 
 @pytest.mark.parametrize(("name", "epochs"), [("swav", 2), ("dino", 1)])
-def test_freezing_is_a_rate_that_names_real_parameters(name, epochs):
+def test_frozen_prototypes_have_rate_zero(name, epochs):
     method = build(name)
     ((prefix, rate),) = method.rates().items()
     assert [k for k, _ in method.named_parameters() if k.startswith(prefix + ".")] == [f"{prefix}.weight"]
@@ -184,8 +194,8 @@ def test_dino_centre_and_teacher_temperature():
     torch.testing.assert_close(method.center, 0.1 * teacher.mean(0))
 
 
-def test_dino_trains_as_written_out():
-    """Method, optimiser and schedules together, beside a loop in plain PyTorch."""
+def test_dino_trains_like_a_loop_in_plain_pytorch():
+    """Method, optimiser and schedules together against an independent implementation."""
     steps, per_epoch, lr, momentum = 9, 3, 0.3, 0.95
     options = {"prototypes": 40, "out": 16, "warmup_epochs": 3, "momentum": momentum}
     method = build("dino", "none", **options)
@@ -258,15 +268,15 @@ class _Unit(torch.nn.Module):
 @pytest.mark.parametrize("name", methods.names())
 def test_compiles_without_a_graph_break(name):
     torch._dynamo.reset()  # variants of other tests count towards the compiler's limit
-    method = build(name, queue=16) if name in ("moco", "swav") else build(name)
+    method = build(name, **{"queue": 16} if "queue" in methods.options(name) else {})
     compiled = torch.compile(method, fullgraph=True, backend="aot_eager")
     method.eval()
     trained = {key: p for key, p in method.named_parameters() if p.requires_grad}
     ours, expected = ({}, {})
-    for found, call in ((ours, compiled), (expected, method)):
-        found["loss"] = call(views()).loss
-        gradients = torch.autograd.grad(found["loss"], list(trained.values()), allow_unused=True)
-        found |= dict(zip(trained, gradients, strict=True))
+    for values, call in ((ours, compiled), (expected, method)):
+        values["loss"] = call(views()).loss
+        gradients = torch.autograd.grad(values["loss"], list(trained.values()), allow_unused=True)
+        values |= dict(zip(trained, gradients, strict=True))
     scale = max(g.abs().max() for g in expected.values() if g is not None)
     for key, exact in expected.items():
         if exact is None:
@@ -281,6 +291,10 @@ def test_compiles_without_a_graph_break(name):
         (lambda: methods.create("boyl", None, None), "'byol'"),
         (lambda: build("byol", momentun=0.9), "'momentum'"),
         (lambda: methods.options("simclear"), "'simclr'"),
+        (lambda: methods.recommended("simclear"), "'simclr'"),
+        (lambda: build("byol", momentum=2.0), "byol.momentum is 2.0; it must be at least 0 and at most 1"),
+        (lambda: methods.converted("swav", {"queue": "many"}), "swav.queue is 'many'"),
+        (lambda: methods.register("byol")(Queue), "choose another name"),
         (lambda: build("byol")(views()[:1]), "takes 2"),
     ],
 )

@@ -1,8 +1,8 @@
 """The commit and the device that a result states."""
 
+import importlib.util
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,11 @@ import torch
 from simplicia.provenance import versions
 
 PACKAGE = Path(__file__).parents[1] / "simplicia"
-CODE = "from simplicia.provenance import commit; print(commit())"
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A repository with a copy of what states the commit, and a result beside it."""
+    """A repository with a copy of provenance.py and a result file."""
     monkeypatch.delenv("SIMPLICIA_COMMIT", raising=False)
     (tmp_path / "simplicia").mkdir()
     (tmp_path / "simplicia/__init__.py").write_text("")
@@ -28,15 +27,18 @@ def repository(tmp_path, monkeypatch):
     return tmp_path
 
 
-def git(folder, *words):
+def git(folder, *arguments):
     return subprocess.run(
-        ["git", "-C", folder, *words], capture_output=True, text=True, check=True
+        ["git", "-C", folder, *arguments], capture_output=True, text=True, check=True
     ).stdout.strip()
 
 
 def stated(folder):
-    command = [sys.executable, "-B", "-c", CODE]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    """The commit according to the copy of provenance.py in a folder."""
+    spec = importlib.util.spec_from_file_location("copied_provenance", folder / "simplicia/provenance.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.commit()
 
 
 def test_only_changed_code_is_dirty(repository):
@@ -48,20 +50,20 @@ def test_only_changed_code_is_dirty(repository):
     assert stated(repository) == f"{head}-dirty"
 
 
-def test_a_copy_without_a_repository_is_told(repository, monkeypatch):
+def test_a_copy_without_a_repository_reads_the_environment(repository, monkeypatch):
     subprocess.run(["rm", "-rf", repository / ".git"], check=True)
     assert stated(repository) == "unknown"
     monkeypatch.setenv("SIMPLICIA_COMMIT", "abc1234")
     assert stated(repository) == "abc1234"
 
 
-def test_a_repository_that_only_surrounds_the_package_says_nothing(repository):
-    place = repository / ".venv"
-    shutil.copytree(repository / "simplicia", place / "simplicia")
+def test_a_repository_that_ignores_the_package_has_no_say(repository):
+    environment = repository / ".venv"
+    shutil.copytree(repository / "simplicia", environment / "simplicia")
     (repository / ".gitignore").write_text(".venv\n")
-    assert stated(place) == "unknown"
+    assert stated(environment) == "unknown"
 
 
 @pytest.mark.parametrize("name", ["cpu", "mps"])
-def test_a_device_is_called_by_its_name(name):
+def test_versions_name_the_device(name):
     assert versions(torch.device(name))["device"].startswith(f"{name} (")

@@ -65,7 +65,7 @@ def test_temperature_limits(shape, seed):
 
 
 @given(shapes, st.integers(0, 10**6), st.sampled_from([1.0, 0.3]))
-def test_a_tensor_temperature_is_the_same_function(shape, seed, temperature):
+def test_a_tensor_temperature_gives_the_same_result(shape, seed, temperature):
     x = draw(shape, seed, dtype=torch.float32)
     p = simplicial(x, shape[2], torch.tensor(temperature))
     torch.testing.assert_close(p, simplicial(x, shape[2], temperature))
@@ -82,7 +82,7 @@ def test_gradients_of_input_and_learned_temperature():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.01, 1e-4, 1e-7, torch.tensor(1e-4)])
-def test_sixteen_bits_are_finite_and_near_the_wide_answer(dtype, temperature):
+def test_sixteen_bits_are_finite_and_near_float64(dtype, temperature):
     x = (20 * torch.randn(16, 5 * 13, generator=torch.Generator().manual_seed(0))).to(dtype).requires_grad_()
     p = simplicial(x, 13, temperature)
     p.backward(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)).to(dtype))
@@ -94,7 +94,7 @@ def test_sixteen_bits_are_finite_and_near_the_wide_answer(dtype, temperature):
 
 @pytest.mark.parametrize("temperature", [0.3, torch.tensor(0.3), 1.0])
 @pytest.mark.parametrize("vertices", [13, 104])
-def test_activations_can_be_computed_again_in_backward(vertices, temperature):
+def test_activation_checkpointing_works(vertices, temperature):
     from torch.utils.checkpoint import checkpoint
 
     z = torch.randn(6, 104, requires_grad=True)
@@ -105,12 +105,12 @@ def test_activations_can_be_computed_again_in_backward(vertices, temperature):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.3, torch.tensor(0.3)])
-def test_backward_keeps_one_copy(dtype, temperature):
+def test_backward_saves_one_copy(dtype, temperature):
     x = torch.randn(32, 130, dtype=dtype, requires_grad=True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         p = simplicial(x, 13, temperature)
-    big = {t.untyped_storage().data_ptr(): t.nbytes for t in kept if t.numel() > 1}
+    big = {t.untyped_storage().data_ptr(): t.nbytes for t in saved if t.numel() > 1}
     assert sum(big.values()) == p.nbytes
     assert p.untyped_storage().data_ptr() in big
 
@@ -149,7 +149,7 @@ def test_module_is_embed_normalise_softmax(norm, embedder, blocks):
 
 @pytest.mark.parametrize("embedder", ["linear", "mlp"])
 @pytest.mark.parametrize("norm", ["layer", None])
-def test_a_batch_of_one_trains_where_nothing_is_normed_over_the_batch(norm, embedder):
+def test_a_batch_of_one_trains_without_batch_norm(norm, embedder):
     sem = SimplicialEmbedding(8, simplices=3, vertices=4, norm=norm, embedder=embedder)
     assert sem(torch.randn(1, 8)).shape == (1, 12)
     assert not any(isinstance(part, torch.nn.BatchNorm1d) for part in sem.modules())
@@ -209,7 +209,7 @@ def test_compiles_without_a_graph_break(temperature):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_the_result_is_of_the_features_type(dtype):
+def test_the_result_has_the_dtype_of_the_input(dtype):
     x = torch.randn(2, 12, dtype=dtype, requires_grad=True)
     p = simplicial(x, 3, torch.full((4, 1), 0.5, dtype=torch.float64))
     assert p.dtype == dtype and torch.autograd.grad(p.square().sum(), x)[0].dtype == dtype

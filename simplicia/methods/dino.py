@@ -45,7 +45,7 @@ class DINO(TargetMethod):
     ):
         width, blocks = bottleneck.out_features, bottleneck.blocks
         trunk = mlp(width, hidden, out, layers=3, norm=False, activation=nn.GELU, blocks=blocks)
-        for p in trunk.parameters():  # a bias would outweigh what tells samples apart
+        for p in trunk.parameters():  # larger biases would dominate the differences between samples
             nn.init.zeros_(p) if p.ndim == 1 else nn.init.trunc_normal_(p, std=0.02)
         projector = nn.Sequential(trunk, _Normalize(), Prototypes(out, prototypes))
         super().__init__(encoder, bottleneck, projector, second_temperature, momentum, final_momentum)

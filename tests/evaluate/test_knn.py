@@ -143,7 +143,7 @@ def test_a_layer_is_computed_for_a_chunk_at_a_time():
 @pytest.mark.parametrize("few", [0, 128])  # codes compared, or one-hots multiplied
 def test_overlap_counts_equal_codes(few, monkeypatch):
     a, b = torch.tensor([[1, 2, 3, 4]] * 3), torch.tensor([[1, 2, 3, 4], [1, 0, 3, 0], [0, 0, 0, 0]])
-    for name, value in (("COMPARED", 1), ("EXACT", 3), ("FEW", few)):
+    for name, value in (("COMPARISONS", 1), ("EXACT", 3), ("ONE_HOT_VERTICES", few)):
         monkeypatch.setattr(neighbours, name, value)
     assert overlap(a, b).tolist() == [[1.0, 0.5, 0.0]] * 3
     assert overlap(a.byte(), b.byte()).tolist() == [[1.0, 0.5, 0.0]] * 3
