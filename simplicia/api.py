@@ -36,7 +36,7 @@ def pretrain(
     ``resume`` goes on from the newest checkpoint of ``out``. ``dry_run`` reports what would happen, and
     returns None. Other keywords are those of ``train_into``, or change settings, such as ``epochs=5``.
     """
-    hook_options = {name: more.pop(name) for name in HOOK_OPTIONS if name in more}
+    hook_options = {HOOK_OPTIONS[name]: more.pop(name) for name in HOOK_OPTIONS if name in more}
     images, changes = auto.images_from_memory(more)
     path, recipe = run_dir.resolve(recipe, changes, out, resume, processes)
     fabric = devices.launch(device, processes, recipe.precision)
@@ -53,7 +53,9 @@ def pretrain(
     return load(path, device=device) if fabric.global_rank == 0 else None
 
 
-HOOK_OPTIONS = ("keep", "deadline", "save_margin", "note", "on_online")
+# keywords of ``train_into`` that ``pretrain`` takes, by the names they have now and had before
+HOOK_OPTIONS = {name: name for name in ("keep", "deadline", "save_margin", "note", "on_online")}
+HOOK_OPTIONS |= {"until": "deadline", "saving": "save_margin"}
 
 
 def train_into(
