@@ -16,6 +16,7 @@ PAGES = [*DOCS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", RESULTS / "READ
 SNIPPETS = [
     pytest.param(code, id=f"{page.name}-{i}")
     for page in DOCS
+    if page.name != "extend.md"  # test_extend.py runs it in a copy of the package
     for i, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 ]
 
