@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from simplicia.analyze import thumbnails
+from simplicia.analyze import report_data, thumbnails
 from simplicia.analyze.class_coherence import coherence_curve, coherence_graph, components
 from simplicia.data.datasets import ImageSet, load
 from simplicia.errors import UserError
@@ -108,10 +108,9 @@ def bundle(folder: Path, pictures: ImageSet) -> dict:
         i for e in examples for i in [e["query"], *e["neighbours"]]
     }
     images = sorted(wanted)
-    sheets = thumbnails.write(pictures.images[images], folder)
-    places = dict(zip(map(str, images), sheets.pop("places"), strict=True))
-    for place in places.values():
-        place |= {"label": int(rng.integers(CLASSES)), "file": None}
+    tile, sheets, tiles = thumbnails.write(pictures.images[images], folder)
+    labelled = [place.replace(label=int(rng.integers(CLASSES))) for place in tiles]
+    places = {str(i): place.to_json() for i, place in zip(images, labelled, strict=True)}
     steps = np.linspace(50, 195_000, 400).astype(int).tolist()
     keys = ("loss", "feature_std", "effective_rank", "entropy", "lr", "images_per_s")
     rows = [
@@ -197,7 +196,7 @@ def bundle(folder: Path, pictures: ImageSet) -> dict:
             "chance": {"by_class": 0.01, "by_superclass": 0.05},
             "examples": examples,
         },
-        "thumbnails": {**sheets, "images": places},
+        "thumbnails": {"tile": tile, "sheets": [sheet.to_json() for sheet in sheets], "images": places},
         "cost": {"parameters": 313_700_000, "activations": 797_000, "flops": 1.01e9},
         "notes": ["every number of this page is made up: it is for measuring the page"],
     }
@@ -214,7 +213,7 @@ def main(out: str = "results/bench/page.json", page: str | None = None) -> None:
             pictures = load("shapes")
         found = bundle(folder, pictures)
         start = time.perf_counter()
-        path = write([(found, folder)], Path(page or folder / "page.html"))
+        path = write([(report_data.Analysis.from_json(found), folder)], Path(page or folder / "page.html"))
         result = {"build_s": time.perf_counter() - start, "megabytes": path.stat().st_size / 1e6}
         result["pictures"] = {"of": pictures.name, "count": len(found["thumbnails"]["images"])}
         with sync_playwright() as driver:

@@ -5,7 +5,7 @@ from typing import Any
 
 _FUNCTIONS = {  # name: the file it lives in
     "Atlas": "atlas",
-    "analyze": "report_data",
+    "analyze": "study",
     "coherence": "class_coherence",
     "coherence_curve": "class_coherence",
     "coherence_graph": "class_coherence",

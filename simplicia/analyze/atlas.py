@@ -1,24 +1,25 @@
-"""The simplex atlas: what each vertex of each simplex fires on, and which of them mean something.
+"""The simplex atlas: what each vertex of each simplex fires on, and which of them are informative.
 
-A vertex fires on an image when it is the largest of its simplex: a simplex is a question with V answers, and
-its code the answer. All that is kept while images stream by is a count of (simplex, vertex, class).
+A vertex fires on an image if it is the largest of its simplex. Images are streamed: the atlas keeps only
+counts of (simplex, vertex, class).
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from simplicia.analyze.report_data import AtlasSummary
+
 
 class Atlas:
-    """Counts what vertices fire on, batch by batch. Without labels there is one class: every image."""
+    """Counts the classes that vertices fire on, batch by batch. Without labels all images are one class."""
 
     def __init__(self, simplices: int, vertices: int, classes: int = 1, device: torch.device | str = "cpu"):
         self.shape = simplices, vertices, classes
         self.counts = torch.zeros(simplices * vertices * classes, dtype=torch.int32, device=device)
-        # the sum of a random number for each image a vertex fires on: equal for vertices with equal images,
-        # and for others equal once in 2^64
+        # the sum of a random number per image: equal for vertices that fire on the same images, and by
+        # chance for one pair in 2^64
         self.signature = torch.zeros(simplices * vertices, dtype=torch.int64, device=device)
         self.generator = torch.Generator().manual_seed(0)
         self.mean = torch.zeros(simplices * vertices, dtype=torch.float64, device=device)
@@ -45,7 +46,7 @@ class Atlas:
 
     @property
     def knows_classes(self) -> bool:
-        """Whether there are classes to have information about: of one alone there is none."""
+        """Whether there are several classes to have information about."""
         return self.shape[2] > 1
 
     @property
@@ -64,12 +65,12 @@ class Atlas:
 
     def vertex_information(self) -> Tensor:
         """Mutual information of "this vertex fires" with the class, in nats: (L, V)."""
-        found = []
+        parts = []
         for part in self.table.split(256):
             fires = part.double()
-            everything = fires.sum(1, keepdim=True)  # the same for every simplex: images of each class
-            found.append(_information(torch.stack([fires, everything - fires], -2)))
-        return torch.cat(found)
+            total = fires.sum(1, keepdim=True)  # images of each class, the same for every simplex
+            parts.append(_information(torch.stack([fires, total - fires], -2)))
+        return torch.cat(parts)
 
     def contrast(self) -> Tensor:
         """Standard deviation over images of each vertex's probability: (L, V). It needs no labels."""
@@ -77,30 +78,30 @@ class Atlas:
         return (self.square / self.images - mean**2).clamp_min(0).sqrt().view(self.shape[:2])
 
     def duplicate_vertices(self) -> int:
-        """How many vertices fire on exactly the images that an earlier one fires on, dead ones aside."""
+        """How many vertices fire on exactly the images of an earlier one; dead vertices do not count."""
         alive = self.signature[self.fired.flatten() > 0]
         return len(alive) - len(alive.unique())
 
     def duplicate_simplices(self) -> list[list[int]]:
-        """Groups of simplices that sort the images in the same way, whatever they call the answers.
+        """Groups of simplices that partition the images equally, whatever the order of their vertices.
 
-        Simplices with one answer for all images are left out.
+        Simplices with one code for all images are left out.
         """
         blocks = self.signature.view(self.shape[:2]).sort(1).values
         _, group = blocks.unique(dim=0, return_inverse=True)
         members: dict[int, list[int]] = {}
-        asking = (self.fired > 0).sum(1) > 1
-        for simplex, (number, useful) in enumerate(zip(group.tolist(), asking.tolist(), strict=True)):
+        varies = (self.fired > 0).sum(1) > 1
+        for simplex, (number, useful) in enumerate(zip(group.tolist(), varies.tolist(), strict=True)):
             if useful:
                 members.setdefault(number, []).append(simplex)
         return sorted(group for group in members.values() if len(group) > 1)
 
     def ranked(self, count: int) -> tuple[list[int], Tensor]:
-        """The features (simplex * V + vertex) that say most, and the score (L, V) they are ranked by.
+        """The features (simplex * V + vertex) of largest score, and the score (L, V).
 
         With classes the score is the information about the class, and no class is the strongest of more than
-        three times its share of the features, so that the list is not about the easiest class alone. Without,
-        it is the contrast.
+        three times its share of the features, so that the easiest class does not fill the list. Without
+        classes the score is the contrast.
         """
         classes = self.shape[2]
         score = self.vertex_information() if self.knows_classes else self.contrast()
@@ -115,39 +116,36 @@ class Atlas:
                 chosen.append(feature)
         return chosen, score
 
-    def summary(self, simplices: int = 50) -> dict[str, Any]:
+    def summary(self, simplices: int = 50) -> AtlasSummary:
         """How many vertices and simplices are of use, and the simplices that say most about the class."""
         fired = self.fired
         used = (fired > 0).sum(1)
         groups = self.duplicate_simplices()
-        found: dict[str, Any] = {
-            "simplices": self.shape[0],
-            "vertices": self.shape[1],
-            "images": self.images,
-            "dead_vertices": int((fired == 0).sum()),
-            "duplicate_vertices": self.duplicate_vertices(),
-            "constant_simplices": int((used == 1).sum()),
-            "duplicate_simplices": sum(len(group) - 1 for group in groups),
-            "duplicate_groups": groups[:50],
-            "used_vertices": torch.bincount(used, minlength=self.shape[1] + 1).tolist(),
-            "class_entropy": None,
-            "simplex_information": None,
-            "best_simplices": [],
-        }
-        if self.shape[2] > 1:
+        summary = AtlasSummary(
+            simplices=self.shape[0],
+            vertices=self.shape[1],
+            images=self.images,
+            dead_vertices=int((fired == 0).sum()),
+            duplicate_vertices=self.duplicate_vertices(),
+            constant_simplices=int((used == 1).sum()),
+            duplicate_simplices=sum(len(group) - 1 for group in groups),
+            duplicate_groups=groups[:50],
+            used_vertices=torch.bincount(used, minlength=self.shape[1] + 1).tolist(),
+        )
+        if self.knows_classes:
             information = self.simplex_information()
             share = self.table[0].sum(0).double() / self.images
-            found["class_entropy"] = -torch.special.xlogy(share, share).sum().item()
-            found["simplex_information"] = {
+            summary.class_entropy = -torch.special.xlogy(share, share).sum().item()
+            summary.simplex_information = {
                 "mean": information.mean().item(),
                 "largest": information.max().item(),
                 "smallest": information.min().item(),
             }
             best = information.argsort(descending=True, stable=True)[:simplices].tolist()
-            found["best_simplices"] = [
+            summary.best_simplices = [
                 {"simplex": i, "information": information[i].item(), "fired": fired[i].tolist()} for i in best
             ]
-        return found
+        return summary
 
 
 def _information(table: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Coherence of SEM beside controls within its run: encoder, embedder, the encoder's independent components.
+"""Coherence of SEM and of its baselines within the run: encoder, embedder, and ICA of the encoder.
 
-The paper's controls are other models (BYOL, BYOL with a large embedding, ICA of BYOL): runs of their own.
+The paper's baselines are other models (BYOL, BYOL with a large embedding, ICA of BYOL): separate runs.
 """
 
 import math
@@ -19,13 +19,14 @@ from simplicia.analyze.class_coherence import (
     write_graphml,
 )
 from simplicia.analyze.linear_weights import accuracies, fit_weights
+from simplicia.analyze.report_data import Coherence, CoherenceCurve, Graph
 from simplicia.files import atomic_write
 from simplicia.methods.base import Network
 from simplicia.representation import represent
 from simplicia.sem import simplicial
 
 MOST_K = 50
-GRAPHS = (1, 3, 5, 10)  # K of the graphs that are kept
+GRAPHS = (1, 3, 5, 10)  # K of the graphs
 LABELS = {"sem": "SEM", "embedder": "embedder", "ica": "ICA of the encoder", "encoder": "encoder"}
 Say = Callable[[str, int, int], None]
 EPOCHS, EPOCHS_ON_CPU = 20, 10  # of the linear classifiers
@@ -41,21 +42,21 @@ def compare(
     temperature: float | None,  # of SEM; None: there is none
     folder: Path,  # weights and graphs go here
     say: Say,
-) -> tuple[dict[str, Any], list[str]]:
-    """``coherence`` of an analysis, and notes: linear classifiers of each layer, their curves and graphs."""
+) -> tuple[Coherence, list[str]]:
+    """Fit a linear classifier to each layer: the coherence of their weights, their graphs, and notes."""
     features, labels = fit
     say("independent components", 0, 0)
     mix, notes = independent(features)
 
     def layers(batch: Tensor) -> dict[str, Tensor]:
-        found = {"encoder": batch}
+        outputs = {"encoder": batch}
         if mix is not None:
-            found["ica"] = mix(batch)
+            outputs["ica"] = mix(batch)
         if temperature is not None:
             vertices: Any = network.bottleneck.vertices  # type: ignore[attr-defined]
-            found["embedder"] = represent(network, batch, "embedder").float()
-            found["sem"] = simplicial(found["embedder"], vertices, temperature)
-        return found
+            outputs["embedder"] = represent(network, batch, "embedder").float()
+            outputs["sem"] = simplicial(outputs["embedder"], vertices, temperature)
+        return outputs
 
     epochs = EPOCHS_ON_CPU if features.device.type == "cpu" else EPOCHS
     linears = fit_weights(
@@ -67,28 +68,29 @@ def compare(
         progress=lambda done, total: say("linear classifiers, step", done, total),
     )
     say("accuracies of the linear classifiers", 0, 0)
-    train_right, test_right = (accuracies(linears, *part, layers) for part in (fit, test))
-    found: dict[str, Any] = {"k": list(range(1, MOST_K + 1)), "curves": [], "graphs": []}
-    tensors = {}
+    train_accuracy, test_accuracy = (accuracies(linears, *part, layers) for part in (fit, test))
+    curves, graphs, tensors = [], [], {}
     for layer in (name for name in LABELS if name in linears):
         weight = linears[layer].weight.T
         most = min(MOST_K, weight.shape[1])
-        row: dict[str, Any] = {
-            "layer": layer,
-            "label": LABELS[layer],
-            "temperature": temperature if layer == "sem" else None,
-            "features": weight.shape[1],
-            "train_accuracy": train_right[layer],
-            "test_accuracy": test_right[layer],
-            "fit_images": len(features),
-            "fit_epochs": epochs,
-            "coherence": None,
-            "isolated": None,
-        }
+        curve, isolated = None, None
         if superclass is not None:
-            row["coherence"], row["isolated"] = coherence_curve(weight, superclass, most)
-        found["curves"].append(row)
-        found["graphs"] += [_graph(layer, weight, k, classes, folder) for k in GRAPHS if k <= most]
+            curve, isolated = coherence_curve(weight, superclass, most)
+        curves.append(
+            CoherenceCurve(
+                layer,
+                LABELS[layer],
+                temperature if layer == "sem" else None,
+                weight.shape[1],
+                train_accuracy[layer],
+                test_accuracy[layer],
+                len(features),
+                epochs,
+                curve,
+                isolated,
+            )
+        )
+        graphs += [_graph(layer, weight, k, classes, folder) for k in GRAPHS if k <= most]
         indices, values = top_features(weight, most)
         tensors[f"{layer}.index"] = torch.from_numpy(indices).int().contiguous()
         tensors[f"{layer}.value"] = torch.from_numpy(values).float().contiguous()
@@ -96,44 +98,37 @@ def compare(
 
     with atomic_write(folder / "weights.safetensors") as temporary:
         temporary.write_bytes(save(tensors))
-    return found, notes
+    return Coherence(list(range(1, MOST_K + 1)), curves, graphs), notes
 
 
 def independent(
     features: Tensor, rows: int = 5000, most: int = 128
 ) -> tuple[Callable[[Tensor], Tensor] | None, list[str]]:
-    """The encoder's independent components, at most ``most``, as a function of its features.
+    """A function from the encoder's features to at most ``most`` independent components, and notes.
 
-    Fitted to ``rows`` of them; time grows with the square of the number of components.
+    It is fitted to ``rows`` images; the time grows with the square of the number of components.
     """
     from simplicia.analyze.independent_components import ica
 
-    some = features[:: math.ceil(len(features) / rows)].double().cpu()  # they may lie sorted by class
+    some = features[:: math.ceil(len(features) / rows)].double().cpu()  # images may be sorted by class
     rank = int(torch.linalg.matrix_rank(some - some.mean(0)))
     count = min(rank, len(some) - 1, most)
     if count < 1:
-        return None, ["independent components are left out: the encoder gives every image the same features"]
+        return None, ["no independent components: the encoder gives every image the same features"]
     _, fitted = ica(some, count, 0)
     notes = [] if fitted.converged else ["FastICA did not converge; its curve is of its last iteration"]
     return fitted, notes
 
 
-def _graph(layer: str, weight: Tensor, k: int, classes: tuple[str, ...], folder: Path) -> dict[str, Any]:
+def _graph(layer: str, weight: Tensor, k: int, classes: tuple[str, ...], folder: Path) -> Graph:
     graph = coherence_graph(weight, k, classes)
     file = f"graph-{layer}-{k}.graphml"
     write_graphml(graph, folder / file)
-    at = {node: data["index"] for node, data in graph.nodes(data=True)}
+    index = {node: data["index"] for node, data in graph.nodes(data=True)}
     parts = components(graph)
     linked = {i for part in parts for i in part["classes"]}
     edges = [
-        [*(at[node] for node in sorted(pair)), round(value, 6)]  # "class …" sorts before "feature …"
+        [*(index[node] for node in sorted(pair)), round(value, 6)]  # "class …" sorts before "feature …"
         for *pair, value in graph.edges(data="weight")
     ]
-    return {
-        "layer": layer,
-        "k": k,
-        "file": file,
-        "edges": edges,
-        "components": parts,
-        "isolated": [i for i in range(len(weight)) if i not in linked],
-    }
+    return Graph(layer, k, file, edges, parts, [i for i in range(len(weight)) if i not in linked])

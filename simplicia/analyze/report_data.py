@@ -1,140 +1,326 @@
-"""All analyses of a run, as a small folder from which pages and figures are made.
+"""What an analysis of a run holds, and its folder.
 
 ``RUN/analysis/`` holds
 
-* ``analysis.json``, described below. Numbers are finite or null. Names (of classes, files, runs) are as the
-  data has them: whoever shows them must escape them.
+* ``analysis.json``: an ``Analysis``. Numbers are finite or null; null also stands for parts that do not
+  apply, such as those that need SEM, labels or superclasses. Names (of classes, files, runs) are not escaped.
 * ``thumbnails-I.jpg``: sheets of square tiles, the images that ``analysis.json`` refers to.
 * ``weights.safetensors``: for each linear classifier ``LAYER.index`` (classes, up to 50) int32 and
   ``LAYER.value``, its weights of largest magnitude, largest first.
 * ``graph-LAYER-K.graphml``: the graphs of ``coherence.graphs``.
 
-analysis.json (a "?" says: null where it does not apply, such as without SEM, labels or superclasses; an image
-is named by its index in the split, as a string where it is a key; a feature is simplex * vertices + vertex)::
-
-    format        1
-    asked         what the analysis depends on: equal means nothing is to be done again
-    run           name, folder, recipe {…}, step, total_steps, finished, seconds, loss, layers [name],
-                  simplices?, vertices?, temperature?
-    provenance    simplicia, torch, python, device, date; seconds {stage: seconds}; seconds_total
-    data          name, split, images, fit_images, classes [name], class_counts? [images per class],
-                  superclass? [index per class], superclasses [name]
-    log           train {step [..], loss [..], effective_rank [..], …: one list per figure of log.jsonl, null
-                  where a line lacks it}, online {step [..], online_encoder_accuracy [..], …},
-                  warnings [{step, words}]; at most 400 points
-    results       {file name without .json: its content}
-    entropy?      vertices, ln2, ln_vertices, edges [bins + 1],
-                  curves [{temperature, own, images, count, mean, counts [bins]}]
-    coherence?    k [1..], curves [{layer, label, temperature?, features, train_accuracy, test_accuracy,
-                  fit_images, fit_epochs, coherence? [per k], isolated? [per k: classes without neighbours]}],
-                  graphs [{layer, k, file, edges [[class, feature, weight]],
-                  components [{classes [..], features [..]}], isolated [class]}]
-                  (coherence and isolated are null for data without superclasses)
-    spectrum      images, layers [{layer, features, effective_rank, count, index [..], values [..]}]
-                  values: singular values of the covariance, high to low: at most 300 of count, at index
-    atlas?        simplices, vertices, images, temperature, dead_vertices, duplicate_vertices,
-                  constant_simplices, duplicate_simplices, duplicate_groups [[simplex]], used_vertices
-                  [simplices with 0..V used vertices], class_entropy?, simplex_information? {mean, largest,
-                  smallest}, best_simplices [{simplex, information, fired [V]}], ranked_by ("information" |
-                  "contrast"), features [{feature, simplex, vertex, score, fired, classes [[class, count]],
-                  superclasses [[superclass, count]], images [index], probabilities [..]}]
-    retrieval?    queries, k [..], layers [{layer, by_class [..], by_superclass? [..]}], chance {by_class,
-                  by_superclass?}, examples [{query, layer, neighbours [index], similarity [..]}]
-                  (by_class, by_superclass and chance are null without labels)
-    thumbnails    tile (pixels), sheets [{file, width, height}], images {index: {sheet, x, y, label?, file?}}
-    cost?         parameters, activations, flops
-    notes         [sentence]
+An image is named by its index in the split. A feature is simplex * vertices + vertex.
 """
 
 import json
+import math
+import typing
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from simplicia.analyze import summary
-from simplicia.analyze.study import Study
-from simplicia.data import datasets
-from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
-from simplicia.evaluate.make_result import data_suffix
 from simplicia.files import atomic_write
-from simplicia.run import Run
+from simplicia.result import Record, Result
 
 FORMAT = 1
-FIT_ON_CPU = 5000  # training images: minutes rather than an hour for 65,000 features
+Column = list[float | None]
 
 
-def analyze(
-    run: Run,
-    data: str | None = None,
-    data_dir: str | None = None,
-    images: int = 10_000,
-    fit_images: int | None = None,
-    temperature: float | None = None,
-    out: str | Path | None = None,
-    quiet: bool = False,
-    again: bool = False,
-) -> tuple[dict[str, Any], Path]:
-    """All analyses of a run's test images (of its training images where there are no others).
+class Part(Record):
+    """A part of an analysis. Reading checks it and everything within; writing keeps nulls."""
 
-    ``images`` bounds how many are looked at, ``fit_images`` how many training images the linear classifiers
-    see (by default all; on a CPU 5,000). Returns what ``analysis.json`` holds, and the
-    folder. An analysis that is there is done again only if the checkpoint or what is asked for is another.
-    """
-    run = run.in_64_bits()
-    of = datasets.identity(data or run.recipe.data)
-    folder = Path(out) if out is not None else folder_of(run, data)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; --out takes a folder")
-    fit_images = fit_images or (FIT_ON_CPU if run.device.type == "cpu" else 10**9)
-    asked = {
-        "step": run.step,
-        "trained_seconds": run.state["seconds"],
-        "data": of,
-        "files": None,
-        "images": images,
-        "fit_images": fit_images,
-        "temperature": temperature,
-    }
-    if of not in datasets.IN_MEMORY:
-        place, before = datasets.root(of, data_dir or run.recipe.data_dir), read(folder) or {}
-        # what is gone cannot have changed
-        asked["files"] = before.get("asked", {}).get("files") if place is None else fingerprint(place)
-    about = summary.of_run(run)
-    found = None if again else read(folder, asked)
-    if found is None:
-        found = Study(run, folder, data, data_dir, images, fit_images, temperature, quiet).all()
-    # what is cheap, and may have been measured since, is always as it is now
-    found |= {"format": FORMAT, "asked": asked, **about}
-    write(found, folder / "analysis.json")
-    return found, folder
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        if isinstance(value, dict):
+            hints = typing.get_type_hints(cls)
+            value = {name: _nested(part, hints.get(name)) for name, part in value.items()}
+        return super().from_json(value)
+
+    def to_json(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "details"}
 
 
-def folder_of(run: Run, data: str | None) -> Path:
-    """Where a run's analysis lies: "analysis", and of other images than its own "analysis-NAME"."""
-    of = datasets.identity(data or run.recipe.data)
-    words = data_suffix(run, of, of if of in datasets.names() else Path(of).name)
-    return run.path / "-".join(["analysis", *words])
+@dataclass
+class Request(Part):
+    """What an analysis depends on: an equal request needs no new analysis."""
+
+    step: int
+    trained_seconds: float
+    data: str
+    images: int
+    fit_images: int
+    temperature: float | None = None
+    files: Any = None  # fingerprint of the images' files
 
 
-def read(folder: Path, asked: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """The analysis in a folder; None if there is none, or one of something else than ``asked``."""
+@dataclass
+class RunFacts(Part):
+    name: str
+    folder: str
+    recipe: dict[str, Any]
+    step: int
+    total_steps: int
+    finished: bool
+    seconds: float
+    loss: float | None = None
+    layers: list[str] = field(default_factory=list)
+    simplices: int | None = None
+    vertices: int | None = None
+    temperature: float | None = None
+
+
+@dataclass
+class Provenance(Part):
+    simplicia: str
+    torch: str
+    python: str
+    device: str
+    date: str
+    seconds: dict[str, float]  # of each stage
+    seconds_total: float
+
+
+@dataclass
+class DataFacts(Part):
+    name: str
+    split: str
+    images: int
+    fit_images: int
+    classes: list[str]
+    class_counts: list[int] | None  # images of each class
+    superclass: list[int] | None  # of each class
+    superclasses: list[str]
+
+
+@dataclass
+class LogWarning(Part):
+    step: int
+    words: str
+
+
+@dataclass
+class Log(Part):
+    """Curves of ``log.jsonl``, at most 400 points: a column per name, all as long as the column "step"."""
+
+    train: dict[str, Column] = field(default_factory=dict)
+    online: dict[str, Column] = field(default_factory=dict)
+    warnings: list[LogWarning] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for columns in (self.train, self.online):
+            steps = columns.get("step", [])
+            if None in steps or any(len(column) != len(steps) for column in columns.values()):
+                raise ValueError("the columns of the log differ in length")
+
+
+@dataclass
+class EntropyCurve(Part):
+    temperature: float
+    own: bool  # the temperature of training
+    images: int
+    count: int  # of simplices
+    mean: float
+    counts: list[int]  # of each bin
+
+
+@dataclass
+class EntropyCurves(Part):
+    vertices: int
+    ln2: float
+    ln_vertices: float
+    edges: list[float]  # of the bins
+    curves: list[EntropyCurve]
+
+    def __post_init__(self) -> None:
+        if any(len(self.edges) != len(curve.counts) + 1 or curve.count < 1 for curve in self.curves):
+            raise ValueError("the entropies have other bins than edges")
+
+
+@dataclass
+class CoherenceCurve(Part):
+    """A layer's linear classifier and the coherence of its weights."""
+
+    layer: str
+    label: str
+    temperature: float | None
+    features: int
+    train_accuracy: float
+    test_accuracy: float
+    fit_images: int
+    fit_epochs: int
+    coherence: list[float] | None  # for each K
+    isolated: list[int] | None  # classes without neighbours, for each K
+
+
+@dataclass
+class Graph(Part):
+    layer: str
+    k: int
+    file: str
+    edges: list[list[float]]  # class, feature, weight
+    components: list[dict[str, list[int]]]  # their classes and features
+    isolated: list[int]  # classes
+
+
+@dataclass
+class Coherence(Part):
+    k: list[int]
+    curves: list[CoherenceCurve]
+    graphs: list[Graph]
+
+
+@dataclass
+class LayerSpectrum(Part):
+    """Singular values of a layer's covariance, high to low: at most 300 of ``count``, those at ``index``."""
+
+    layer: str
+    features: int
+    effective_rank: float
+    count: int
+    index: list[int]
+    values: Column
+
+    def __post_init__(self) -> None:
+        if len(self.index) != len(self.values):
+            raise ValueError("a spectrum has as many values as indices")
+
+
+@dataclass
+class Spectrum(Part):
+    images: int
+    layers: list[LayerSpectrum]
+
+
+@dataclass
+class AtlasSummary(Part):
+    simplices: int
+    vertices: int
+    images: int
+    dead_vertices: int
+    duplicate_vertices: int
+    constant_simplices: int
+    duplicate_simplices: int
+    duplicate_groups: list[list[int]] = field(default_factory=list)
+    used_vertices: list[int] = field(default_factory=list)  # simplices with 0, 1, … V used vertices
+    class_entropy: float | None = None
+    simplex_information: dict[str, float] | None = None  # about the class, nats: mean, largest, smallest
+    best_simplices: list[dict[str, Any]] = field(default_factory=list)  # simplex, information, fired
+    temperature: float | None = None
+    ranked_by: str = "contrast"  # or "information"
+    # feature, simplex, vertex, score, fired, classes [[class, count]], superclasses, images, probabilities
+    features: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class LayerPrecision(Part):
+    layer: str
+    by_class: list[float] | None = None  # for each k
+    by_superclass: list[float] | None = None
+
+
+@dataclass
+class Retrieval(Part):
+    queries: int
+    k: list[int]
+    layers: list[LayerPrecision]
+    chance: dict[str, float | None] | None  # by_class, by_superclass
+    examples: list[dict[str, Any]]  # query, layer, neighbours, similarity
+
+    def __post_init__(self) -> None:
+        curves = [c for layer in self.layers for c in (layer.by_class, layer.by_superclass) if c is not None]
+        if any(len(curve) != len(self.k) for curve in curves):
+            raise ValueError("a curve of the retrieval has as many values as k")
+
+
+@dataclass
+class Sheet(Part):
+    file: str
+    width: int
+    height: int
+
+
+@dataclass
+class Tile(Part):
+    """An image on a sheet."""
+
+    sheet: int
+    x: int
+    y: int
+    label: int | None = None
+    file: str | None = None
+
+
+@dataclass
+class Thumbnails(Part):
+    tile: int  # pixels
+    sheets: list[Sheet]
+    images: dict[str, Tile]
+
+
+@dataclass
+class Analysis(Part):
+    run: RunFacts
+    provenance: Provenance
+    data: DataFacts
+    spectrum: Spectrum
+    thumbnails: Thumbnails
+    log: Log = field(default_factory=Log)
+    results: dict[str, Result] = field(default_factory=dict)  # by file name
+    entropy: EntropyCurves | None = None
+    coherence: Coherence | None = None
+    atlas: AtlasSummary | None = None
+    retrieval: Retrieval | None = None
+    cost: dict[str, float] | None = None  # of one image: parameters, activations, flops
+    notes: list[str] = field(default_factory=list)
+    asked: Request | None = None
+    format: int = FORMAT
+
+    def write(self, path: Path) -> Path:
+        """Write JSON that browsers read: a number that is not finite becomes null."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as temporary:
+                temporary.write_text(json.dumps(_plain(self), allow_nan=False, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise UserError(f"the analysis cannot be written to {path}: {error.strerror}") from error
+        return path
+
+
+def read(folder: Path) -> Analysis | None:
+    """The analysis in a folder, or None; a UserError if parts of it are missing or of the wrong type."""
     try:
-        found = json.loads((folder / "analysis.json").read_text())
+        value = json.loads((folder / "analysis.json").read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
         return None
-    before = found.get("asked")
-    known = {"files": None, **before} if isinstance(before, dict) else None  # older ones have no files
-    return found if asked is None or known == asked else None
-
-
-def write(found: dict[str, Any], path: Path) -> None:
-    """JSON in which a number that is not finite is null: browsers read nothing else."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(summary.finite(found), allow_nan=False, separators=(",", ":")) + "\n"
-        with atomic_write(path) as temporary:
-            temporary.write_text(text)
-    except OSError as error:
-        raise UserError(f"the analysis cannot be written to {path}: {error.strerror}") from error
+        return Analysis.from_json(value)
+    except ValueError as error:
+        raise UserError(
+            f"the analysis in {folder} is incomplete: {error}; simplicia analyze RUN --again repeats it"
+        ) from error
+
+
+def _nested(value: Any, hint: Any) -> Any:
+    """The value with a Part for each object that the hint has one for; the rest is checked by Record."""
+    for option in typing.get_args(hint) if isinstance(value, list | dict) else ():
+        if isinstance(value, list) and typing.get_origin(hint) is list:
+            return [_nested(item, option) for item in value]
+        if isinstance(value, dict) and typing.get_origin(hint) is dict and option is not str:
+            return {name: _nested(item, option) for name, item in value.items()}
+        value = _nested(value, option)
+    is_record = isinstance(hint, type) and issubclass(hint, Record)
+    return hint.from_json(value) if is_record and isinstance(value, dict) else value
+
+
+def _plain(value: Any) -> Any:
+    """JSON of parts and of what they hold, with null for numbers that JSON does not have."""
+    if isinstance(value, Record):
+        value = value.to_json()
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,4 @@
-"""Retrieval: which images share most codes with an image, and are they of its class?"""
-
-from typing import Any
+"""Retrieval: the images that share most codes with a query, and how many of them are of its class."""
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +21,13 @@ def nearest(codes: Tensor, queries: Tensor, k: int, vertices: int) -> tuple[Tens
     count = shared.round().long()
     count.scatter_(1, queries[:, None], -1)  # an image is not its own neighbour
     order = count * n + torch.arange(n - 1, -1, -1, device=codes.device)
-    found = order.topk(k).indices
-    return found, count.gather(1, found).double() / simplices
+    neighbours = order.topk(k).indices
+    return neighbours, count.gather(1, neighbours).double() / simplices
 
 
 @torch.no_grad()
 def nearest_by_cosine(features: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k other images of largest cosine with each query, and that cosine: what codes are compared with."""
+    """The k other images of largest cosine with each query, and that cosine: the baseline of the codes."""
     unit = F.normalize(features.float(), dim=1)
     cosine = unit[queries] @ unit.T
     cosine.scatter_(1, queries[:, None], -2.0)
@@ -37,22 +35,14 @@ def nearest_by_cosine(features: Tensor, queries: Tensor, k: int) -> tuple[Tensor
     return best.indices, best.values
 
 
-def precision(found: Tensor, queries: Tensor, labels: Tensor, ks: list[int]) -> list[float]:
+def precision(neighbours: Tensor, queries: Tensor, labels: Tensor, ks: list[int]) -> list[float]:
     """The mean share of a query's first k neighbours that have its label, for each k."""
-    agree = (labels[found] == labels[queries][:, None]).double()
+    agree = (labels[neighbours] == labels[queries][:, None]).double()
     return [agree[:, :k].mean().item() for k in ks]
 
 
 def chance(labels: Tensor) -> float:
-    """The precision of neighbours picked blindly: how often two images have the same label."""
+    """The precision of random neighbours: how often two images have the same label."""
     n = len(labels)
     counts = torch.bincount(labels).double()
     return ((counts * (counts - 1)).sum() / (n * (n - 1))).item()
-
-
-def curves(
-    found: Tensor, queries: Tensor, labels: Tensor, superclass: Tensor | None, ks: list[int]
-) -> dict[str, Any]:
-    """Precision by class and, where there are superclasses, by superclass."""
-    by_super = None if superclass is None else precision(found, queries, superclass[labels], ks)
-    return {"by_class": precision(found, queries, labels, ks), "by_superclass": by_super}

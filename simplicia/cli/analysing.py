@@ -33,7 +33,7 @@ def analyze(arguments: list[str]) -> None:
     given = parser.parse(arguments)
     if given.out and len(given.runs) > 1:
         raise UserError(f"--out is for one run, and {len(given.runs)} were given; leave it out")
-    from simplicia.analyze.report_data import analyze
+    from simplicia.analyze.study import analyze
     from simplicia.run import load
     from simplicia.train.checkpoint import newest_of
 
@@ -56,12 +56,12 @@ def analyze(arguments: list[str]) -> None:
         print(f"written to {folder}")
         found.append(analysis)
     if given.figures:
-        from simplicia.analyze.figures import draw
+        from simplicia.report.figures import write_figures
 
-        print(f"{len(draw(found, given.figures))} files written to {given.figures}")
+        print(f"{len(write_figures(found, given.figures))} files written to {given.figures}")
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Any) -> None:
     data = found["data"]
     rows = []
     for curve in (found["entropy"] or {"curves": []})["curves"]:

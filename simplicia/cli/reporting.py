@@ -1,11 +1,15 @@
 """The verb that makes a page of runs: report."""
 
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from simplicia.cli.options import Parser, positive, target
 from simplicia.errors import UserError
+
+if TYPE_CHECKING:
+    from simplicia.analyze.report_data import Analysis
 
 
 def report(arguments: list[str]) -> None:
@@ -43,32 +47,30 @@ def report(arguments: list[str]) -> None:
     print(f"written to {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
-def _analysis(path: Path, given: Namespace) -> tuple[dict[str, Any], Path]:
-    """The analysis of a run, made first if it is missing or of another checkpoint; or one that lies there."""
-    from simplicia.analyze import report_data as bundle
+def _analysis(path: Path, given: Namespace) -> "tuple[Analysis, Path]":
+    """The analysis of a run, measured first if it is missing or outdated, or an analysis without its run."""
+    from simplicia.analyze.report_data import read
+    from simplicia.analyze.study import analyze, folder_of
 
     alone = not (path / "checkpoint").is_dir()
     for folder in (path, path / "analysis") if alone else ():
-        found = bundle.read(folder)
-        if found is not None:
+        analysis = read(folder)
+        if analysis is not None:
             if given.data or given.images:
                 raise UserError(f"{folder} is an analysis without its run; --data and --images need the run")
-            return found, folder
+            return analysis, folder
     if not (path / "recipe.yaml").is_file():
         raise UserError(
-            f"{path} is neither a run (there is no recipe.yaml) nor an analysis (there is no analysis.json "
-            "that can be read); give the folder that pretrain or analyze wrote"
+            f"{path} is neither a run (there is no recipe.yaml) nor an analysis (there is no readable "
+            "analysis.json); give the folder that pretrain or analyze wrote"
         )
     from simplicia.run import load
 
-    run = load(path, given.device)
-    before = bundle.read(bundle.folder_of(run, given.data))
-    asked: dict[str, Any] = before["asked"] if before and isinstance(before.get("asked"), dict) else {}
-    return bundle.analyze(
-        run,
-        given.data or asked.get("data"),
-        given.data_dir,
-        given.images or asked.get("images") or 10_000,
-        asked.get("fit_images"),
-        asked.get("temperature"),
-    )
+    run, before = load(path, given.device), None
+    with suppress(UserError):  # an incomplete one is measured again
+        before = read(folder_of(run, given.data))
+    asked = before.asked if before else None
+    if asked is None:
+        return analyze(run, given.data, given.data_dir, given.images or 10_000)
+    images = given.images or asked.images
+    return analyze(run, given.data or asked.data, given.data_dir, images, asked.fit_images, asked.temperature)

@@ -124,7 +124,7 @@ def bound(arguments: list[str]) -> None:
     else:
         _bound_in_theory(given)
     if given.figure is not None:
-        from simplicia.analyze.bound_figure import draw
+        from simplicia.report.bound_figure import draw
 
         draw(given.figure, given.vertices, given.margins)
         print(f"drawn to {given.figure}")

@@ -207,7 +207,7 @@ def coherence(job: Job, layer: str) -> list[Row]:
     On a CPU it fits them to fewer images, for fewer epochs: that is another protocol.
     """
     from simplicia.analyze.coherence_baselines import EPOCHS_ON_CPU
-    from simplicia.analyze.report_data import FIT_ON_CPU, analyze
+    from simplicia.analyze.study import FIT_ON_CPU, analyze
     from simplicia.devices import choose
 
     briefly = choose(job.session.options.device).type == "cpu"

@@ -1,17 +1,21 @@
-"""The page's figures: which numbers of an analysis go into which chart. Several runs share each chart.
+"""The charts of analyses, on the page and as files. Several runs share each chart.
 
-A chart without series says that no run has such numbers; the page leaves it out.
+A chart without series says that no run has such numbers; it is left out.
 """
 
+import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from simplicia.report.charts import Chart, Series
+from simplicia.analyze.report_data import Analysis, DataFacts, Graph
+from simplicia.errors import UserError
+from simplicia.report.plots import Axis, Chart, Note, Series, save, write_csv
+from simplicia.report.plots.chart import GREY
 
-Found = dict[str, Any]  # an analysis
-Runs = list[tuple[str, Found]]  # by the names that the page gives them
-
-DASHED = ("encoder", "sem", "embedder", "codes")  # in the figures of several runs; the first is solid
-TRAINING = {  # a figure of the log: title, what its axis says
+Runs = list[tuple[str, Analysis]]  # by the names that the page gives them
+LAYERS = ("encoder", "sem", "embedder", "codes")  # with several runs each layer has its dash
+TRAINING = {  # a column of the log: title, label of its axis
     "loss": ("Loss", "loss"),
     "effective_rank": ("Effective rank of the encoder's features", "effective rank of a batch"),
     "feature_std": ("Spread of the features", "spread; 0: collapsed"),
@@ -21,36 +25,71 @@ TRAINING = {  # a figure of the log: title, what its axis says
 }
 
 
+def name_runs(analyses: Sequence[Analysis]) -> Runs:
+    """Each analysis with its run's name, with the folder where names are equal, numbered if both are."""
+    names = [each.run.name for each in analyses]
+    if len(set(names)) < len(names):
+        names = [f"{each.run.name} ({each.run.folder})" for each in analyses]
+    if len(set(names)) < len(names):
+        names = [f"{i}. {name}" for i, name in enumerate(names, 1)]
+    return list(zip(names, analyses, strict=True))
+
+
+def write_figures(analyses: Sequence[Analysis], folder: str | Path) -> list[Path]:
+    """Write every chart, and the graph with K = 5 of each layer, as SVG, PNG and CSV."""
+    folder, runs = Path(folder), name_runs(analyses)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"figures cannot be written to {folder}: {error.strerror}") from error
+    charts = [*training(runs), temperature(runs), entropy(runs), coherence(runs), spectrum(runs)]
+    written = []
+    for chart in (chart for chart in [*charts, *retrieval(runs)] if chart.series):
+        written += [save(chart, folder / f"{chart.id}.{suffix}") for suffix in ("svg", "png")]
+        rows = [[series.name, *point] for series in chart.series for point in series.points]
+        header = ["series", chart.x.label, chart.y.label, "standard error"]
+        written.append(write_csv(folder / f"{chart.id}.csv", header, rows))
+    for i, (_, analysis) in enumerate(runs, 1):
+        for graph in analysis.coherence.graphs if analysis.coherence else []:
+            if graph.k == 5 and graph.edges:
+                path = folder / (f"graph-{graph.layer}" + (f"-{i}.svg" if len(runs) > 1 else ".svg"))
+                chart, names = class_graph(graph, analysis.data), analysis.data.classes
+                written += [save(chart, path), save(chart, path.with_suffix(".png"))]
+                rows = [[c, names[int(c)], feature, weight] for c, feature, weight in graph.edges]
+                header = ["class", "name", "feature", "weight"]
+                written.append(write_csv(path.with_suffix(".csv"), header, rows))
+    return written
+
+
 def training(runs: Runs) -> list[Chart]:
-    """Figures of the log over steps, the online accuracies last."""
+    """Columns of the log over steps; the online accuracies last."""
     charts = []
-    for key, (title, words) in TRAINING.items():
+    for key, (title, label) in TRAINING.items():
         series = []
-        for i, (name, found) in enumerate(runs):
-            log = found["log"]["train"]
+        for i, (name, analysis) in enumerate(runs):
+            log = analysis.log.train
             if any(value is not None for value in log.get(key, ())):
-                series.append(Series(name, log["step"], log[key], i))
-        chart = Chart(f"training-{key}", title, "step", words, series)
+                series.append(Series(name, _steps(log), log[key], i))
+        chart = Chart(title, Axis("step"), Axis(label), series, f"training-{key}")
         if key == "entropy":
-            tops = {found["run"]["vertices"]: found["entropy"] for _, found in runs if found["entropy"]}
-            chart.y_lines = [(e["ln_vertices"], f"ln {vertices}") for vertices, e in tops.items()]
+            tops = {a.entropy.ln_vertices: f"ln {a.entropy.vertices}" for _, a in runs if a.entropy}
+            chart.y_lines = list(tops.items())
         charts.append(chart)
     series = []
-    for i, (name, found) in enumerate(runs):
-        for j, (words, steps, values) in enumerate(online_curves(found)):
-            series.append(Series(join(runs, name, words), steps, values, *_look(runs, i, j, words)))
-    caption = "Online: the classifiers learn beside the method. They are not the offline probes below."
-    charts.append(
-        Chart("online", "Online accuracy", "step", "online test accuracy, %", series, caption, markers=True)
-    )
-    return charts
+    for i, (run, analysis) in enumerate(runs):
+        for j, (name, steps, values) in enumerate(online_curves(analysis)):
+            colour, dash = _look(runs, i, j, name)
+            series.append(Series(join(runs, run, name), steps, values, colour, dash, markers=True))
+    caption = "Online: the classifiers learn during pre-training. They are not the offline probes below."
+    up = Axis("online test accuracy, %")
+    return [*charts, Chart("Online accuracy", Axis("step"), up, series, "online", caption)]
 
 
-def online_curves(found: Found) -> list[tuple[str, list[int], list[float | None]]]:
-    """What was measured online: its name, the steps, and the accuracies."""
-    log = found["log"]["online"]
+def online_curves(analysis: Analysis) -> list[tuple[str, list[float], list[float | None]]]:
+    """The online accuracies: name, steps and values."""
+    log = analysis.log.online
     return [
-        (key.removeprefix("online_").removesuffix("_accuracy").replace("_", " "), log["step"], values)
+        (key.removeprefix("online_").removesuffix("_accuracy").replace("_", " "), _steps(log), values)
         for key, values in log.items()
         if key.startswith("online_")
     ]
@@ -59,158 +98,139 @@ def online_curves(found: Found) -> list[tuple[str, list[int], list[float | None]
 def temperature(runs: Runs) -> Chart:
     """Accuracy of offline probes at each temperature."""
     series = []
-    for i, (name, found) in enumerate(runs):
-        for j, (file, result) in enumerate(per_temperature(found).items()):
-            rows = sorted(result, key=lambda row: row["temperature"])
-            errors = [row["standard_error"] for row in rows if _number(row.get("standard_error"))]
-            series.append(
-                Series(
-                    join(runs, name, file),
-                    [row["temperature"] for row in rows],
-                    [row["accuracy"] for row in rows],
-                    *_look(runs, i, j),
-                    error=errors if len(errors) == len(rows) else None,
-                )
-            )
+    for i, (run, analysis) in enumerate(runs):
+        for j, (file, rows) in enumerate(per_temperature(analysis).items()):
+            colour, dash = _look(runs, i, j)
+            taus, accuracies, errors = zip(*rows, strict=True)
+            name = join(runs, run, file)
+            series.append(Series(name, taus, accuracies, colour, dash, error=errors, markers=True))
     caption = "Bars are one standard error. Temperature 0 is the codes: one-hot simplices."
-    return Chart(
-        "temperature",
-        "Offline probe at each temperature",
-        "temperature of the simplices",
-        "offline test accuracy, %",
-        series,
-        caption,
-        x_log=True,
-        markers=True,
-    )
+    across, up = Axis("temperature of the simplices", log=True), Axis("offline test accuracy, %")
+    return Chart("Offline probe at each temperature", across, up, series, "temperature", caption)
 
 
-def per_temperature(found: Found) -> dict[str, list[Found]]:
-    """The results of a run that have several temperatures: {file: rows with temperature and accuracy}."""
-    several = {}
-    for file, result in found["results"].items():
-        rows = result.get("per_temperature") if isinstance(result, dict) else None
-        wanted = ("temperature", "accuracy")
-        if isinstance(rows, list) and len(rows) > 1:
-            fit = [row for row in rows if isinstance(row, dict) and all(_number(row.get(w)) for w in wanted)]
-            if fit:
-                several[file] = fit
-    return several
+def per_temperature(analysis: Analysis) -> dict[str, list[tuple[float, float, float]]]:
+    """The results at several temperatures, by file: temperature, accuracy and standard error of each."""
+    results = {}
+    for file, result in analysis.results.items():
+        rows = [row for row in result.get("per_temperature", []) if row.get("temperature") is not None]
+        if rows:
+            keys = ("temperature", "accuracy", "standard_error")
+            results[file] = sorted(tuple(row[key] for key in keys) for row in rows)
+    return results
 
 
 def entropy(runs: Runs) -> Chart:
     series, lines = [], {0.0: "0"}
-    for i, (name, found) in enumerate(runs):
-        e = found["entropy"]
-        if e is None:
+    for i, (run, analysis) in enumerate(runs):
+        if analysis.entropy is None:
             continue
-        lines[e["ln2"]] = "ln 2"
-        lines[e["ln_vertices"]] = f"ln {e['vertices']}"
-        curves = e["curves"] if len(runs) == 1 else [c for c in e["curves"] if c["own"]]
+        lines[analysis.entropy.ln2] = "ln 2"
+        lines[analysis.entropy.ln_vertices] = f"ln {analysis.entropy.vertices}"
+        curves = [curve for curve in analysis.entropy.curves if curve.own or len(runs) == 1]
         for j, curve in enumerate(curves):
-            own = ", the run's own" if curve["own"] and len(runs) == 1 else ""
-            label = join(runs, name, f"temperature {curve['temperature']:g}{own}")
-            shares = [count / curve["count"] if count else None for count in curve["counts"]]
-            series.append(Series(label, e["edges"], shares, *_look(runs, i, j)))
-    caption = "0: one-hot; ln 2: two vertices share it; ln V: uniform over its V vertices."
+            own = ", the run's own" if curve.own and len(runs) == 1 else ""
+            name = join(runs, run, f"temperature {curve.temperature:g}{own}")
+            shares = [count / curve.count if count else None for count in curve.counts]
+            look = _look(runs, i, j)
+            series.append(Series(name, analysis.entropy.edges, shares, *look, kind="histogram"))
+    caption = "0: one-hot; ln 2: uniform over two vertices; ln V: uniform over all V."
     if len(runs) > 1:
         caption += " Each run at its own temperature."
-    return Chart(
-        "entropy",
-        "Entropy of simplices",
-        "entropy of a simplex, nats",
-        "share of simplices",
-        series,
-        caption,
-        y_log=True,
-        x_lines=list(lines.items()),
-    )
+    across, up = Axis("entropy of a simplex, nats"), Axis("share of simplices", log=True)
+    lines_at = list(lines.items())
+    return Chart("Entropy of simplices", across, up, series, "entropy", caption, x_lines=lines_at)
 
 
 def coherence(runs: Runs) -> Chart:
     series = []
-    for i, (name, found) in enumerate(runs):
-        curves = [c for c in (found["coherence"] or {"curves": []})["curves"] if c["coherence"] is not None]
+    for i, (run, analysis) in enumerate(runs):
+        curves = analysis.coherence.curves if analysis.coherence else []
         for j, curve in enumerate(curves):
-            k = list(range(1, len(curve["coherence"]) + 1))
-            series.append(
-                Series(
-                    join(runs, name, curve["label"]),
-                    k,
-                    curve["coherence"],
-                    *_look(runs, i, j, curve["layer"]),
-                )
-            )
-    return Chart(
-        "coherence",
-        "Coherence",
-        "K, the largest weights of each class",
-        "coherence",
-        series,
-        "The share of a class's neighbours in the graph that are of its superclass, averaged over classes.",
-        y_range=(0.0, 1.0),
+            if curve.coherence is not None:
+                ks, look = list(range(1, len(curve.coherence) + 1)), _look(runs, i, j, curve.layer)
+                series.append(Series(join(runs, run, curve.label), ks, curve.coherence, *look))
+    caption = (
+        "The share of a class's neighbours in the graph that are of its superclass, averaged over classes."
     )
+    across, up = Axis("K, the largest weights of each class"), Axis("coherence", limits=(0.0, 1.0))
+    return Chart("Coherence", across, up, series, "coherence", caption)
 
 
 def spectrum(runs: Runs) -> Chart:
     series = []
-    for i, (name, found) in enumerate(runs):
-        for j, layer in enumerate(found["spectrum"]["layers"]):
-            values = [value if value and value > 0 else None for value in layer["values"]]
-            index = [at + 1 for at in layer["index"]]
-            series.append(
-                Series(join(runs, name, layer["layer"]), index, values, *_look(runs, i, j, layer["layer"]))
-            )
-    return Chart(
-        "spectrum",
-        "Singular values of the covariance",
-        "index, high to low",
-        "singular value",
-        series,
-        "A curve that falls early uses few directions.",
-        x_log=True,
-        y_log=True,
-    )
+    for i, (run, analysis) in enumerate(runs):
+        for j, layer in enumerate(analysis.spectrum.layers):
+            values = [value if value and value > 0 else None for value in layer.values]
+            index, look = [at + 1 for at in layer.index], _look(runs, i, j, layer.layer)
+            series.append(Series(join(runs, run, layer.layer), index, values, *look))
+    across, up = Axis("index, high to low", log=True), Axis("singular value", log=True)
+    caption = "A curve that falls early uses few directions."
+    return Chart("Singular values of the covariance", across, up, series, "spectrum", caption)
 
 
 def retrieval(runs: Runs) -> list[Chart]:
     charts = []
-    for by, words in (("by_class", "class"), ("by_superclass", "superclass")):
-        series, lines = [], {}
-        for i, (name, found) in enumerate(runs):
-            r = found["retrieval"]
-            for j, layer in enumerate(r["layers"] if r else []):
+    for by, label in (("by_class", "class"), ("by_superclass", "superclass")):
+        series: list[Series] = []
+        lines: dict[float, str] = {}
+        for i, (run, analysis) in enumerate(runs):
+            for j, layer in enumerate(analysis.retrieval.layers if analysis.retrieval else []):
+                assert analysis.retrieval is not None
                 if layer[by] is not None:
-                    label = join(runs, name, layer["layer"])
-                    series.append(Series(label, r["k"], layer[by], *_look(runs, i, j, layer["layer"])))
-                    lines[r["chance"][by]] = "chance"
-        charts.append(
-            Chart(
-                f"retrieval-{by}",
-                f"Nearest images of the same {words}",
-                "k nearest images",
-                "precision",
-                series,
-                x_log=True,
-                markers=True,
-                y_lines=list(lines.items()),
-                y_range=(0.0, 0.0),  # from 0 up
-            )
-        )
+                    name, (colour, dash) = join(runs, run, layer.layer), _look(runs, i, j, layer.layer)
+                    ks = analysis.retrieval.k
+                    series.append(Series(name, ks, layer[by], colour, dash, markers=True))
+                    chance = (analysis.retrieval.chance or {}).get(by)
+                    lines |= {} if chance is None else {chance: "chance"}
+        across, up = Axis("k nearest images", log=True), Axis("precision", limits=(0.0, None))
+        title = f"Nearest images of the same {label}"
+        charts.append(Chart(title, across, up, series, f"retrieval-{by}", y_lines=list(lines.items())))
     return charts
 
 
+def class_graph(graph: Graph, data: DataFacts) -> Chart:
+    """W_K: classes by name, coloured by superclass, around the features they share."""
+    import networkx
+
+    nodes = networkx.Graph()
+    nodes.add_edges_from((("class", c), ("feature", f)) for c, f, _ in graph.edges)
+    at: Any = networkx.spring_layout(nodes, seed=0, weight=None, k=1.6 / math.sqrt(len(nodes)))
+
+    def points(nodes: list[tuple[str, int]]) -> tuple[list[float], list[float]]:
+        return [at[node][0] for node in nodes], [at[node][1] for node in nodes]
+
+    gap = ("gap", 0)
+    at[gap] = math.nan, math.nan
+    ends = [node for c, f, _ in graph.edges for node in (("class", int(c)), ("feature", int(f)), gap)]
+    series = [Series("", *points(ends), GREY, faint=True)]
+    series.append(Series("features", *points([n for n in nodes if n[0] == "feature"]), GREY, kind="points"))
+    groups: dict[int, list[int]] = {}
+    for c in sorted({int(c) for c, _, _ in graph.edges}):
+        groups.setdefault(data.superclass[c] if data.superclass else 0, []).append(c)
+    for group, members in groups.items():
+        name = data.superclasses[group] if data.superclass else "classes"
+        series.append(Series(name, *points([("class", c) for c in members]), group, kind="points"))
+    notes = [
+        Note(at["class", c][0], at["class", c][1], data.classes[c])
+        for members in groups.values()
+        for c in members
+    ]
+    title = f"Graph of classes and features, K = {graph.k}, {graph.layer}"
+    return Chart(title, Axis(), Axis(), series, notes=notes, frame=False, size=(12.0, 12.0))
+
+
+def _steps(log: dict[str, list[float | None]]) -> list[float]:
+    return [step for step in log.get("step", []) if step is not None]
+
+
 def _look(runs: Runs, run: int, line: int, layer: str = "") -> tuple[int, int]:
-    """Colour and dash: of one run each line has a colour; of several each run has, and each layer a dash."""
+    """Colour and dash: a colour per line; with several runs a colour per run and a dash per layer."""
     if len(runs) == 1:
         return line, 0
-    return run, DASHED.index(layer) if layer in DASHED else line
+    return run, LAYERS.index(layer) if layer in LAYERS else line
 
 
 def join(runs: Runs, run: str, line: str) -> str:
-    """What a line is called: with its run, where there are several."""
+    """The name of a line, with its run if there are several."""
     return line if len(runs) == 1 else f"{run}, {line}"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -42,8 +42,8 @@ function chart(figure) {
       if (!line.px.length || Math.abs(line.px[i] - px) > 2) continue;
       if (!output.children.length) output.append(make("span", {}, `${unit}: `, exact(line.x[i])));
       const name = series.length > 1 ? `${line.name}: ` : `${measure}: `;
-      output.append(make("span", { class: line.class }, make("i"), name, exact(line.y[i])));
-      cursor.append(draw("circle", { class: line.class, cx: line.px[i], cy: line.py[i], r: 4 }));
+      output.append(make("span", { class: line.style }, make("i"), name, exact(line.y[i])));
+      cursor.append(draw("circle", { class: line.style, cx: line.px[i], cy: line.py[i], r: 4 }));
     }
   }
   function hide() {
@@ -128,7 +128,7 @@ const spaceOf = (layer) => (layer === "sem" || layer === "embedder" ? "simplices
 function explore(panel, run) {
   let chosen = null;
   const parts = [];
-  const said = panel.querySelector(".said");
+  const said = panel.querySelector(".choice");
   const clear = panel.querySelector(".clear");
   const choose = (wanted) => {
     chosen = wanted;
@@ -234,7 +234,7 @@ function large(run, rows, at, facts, choose) {
 function search(panel, run, choose) {
   const form = panel.querySelector(".search");
   const input = form.querySelector("input");
-  const list = form.querySelector(".found");
+  const list = form.querySelector(".matches");
   const space = run.vertices ? "simplices" : "encoder";
   const features = new Set(run.graphs.flatMap((g) => (spaceOf(g.layer) === space ? g.edges.map((e) => e[1]) : [])));
   for (const f of run.atlas?.features ?? []) features.add(f.feature);

@@ -1,4 +1,4 @@
-"""The page's tables: a column for each run. Cells show rounded numbers and keep the exact ones."""
+"""The page's tables: a column for each run. Cells show rounded numbers and hold the exact ones."""
 
 import json
 from dataclasses import dataclass
@@ -6,16 +6,27 @@ from pathlib import PurePath
 from typing import Any
 
 from simplicia.progress import duration
-from simplicia.report.figures import Found, Runs, join, online_curves, per_temperature
+from simplicia.report.figures import Runs, join, online_curves, per_temperature
+from simplicia.result import Result
 
 LONGEST = 20_000  # characters of a stored result that are shown
+SETTINGS = {  # label: name in the recipe, format of a number
+    "data": ("data", "{}"),
+    "image size": ("image_size", "{:,} px"),
+    "epochs": ("epochs", "{:,}"),
+    "batch size": ("batch_size", "{:,}"),
+    "optimiser": ("optim.name", "{}"),
+    "learning rate": ("optim.lr", "{:g}"),
+    "precision": ("precision", "{}"),
+    "seed": ("seed", "{}"),
+}
 
 
 @dataclass
 class Cell:
-    """What is shown, the exact number behind it, and what is said beside it in small print."""
+    """The text that is shown, the exact number behind it, and a note in small print."""
 
-    words: str = "–"
+    text: str = "–"
     value: float | None = None
     note: str = ""
 
@@ -29,202 +40,167 @@ class Table:
 
 
 def settings(runs: Runs) -> Table:
-    """What was run."""
-    rows = []
-    for words, cell in (
-        ("method", lambda r: Cell(r["recipe"]["method"])),
-        ("encoder", lambda r: Cell(r["recipe"]["encoder"])),
-        ("bottleneck", lambda r: Cell(r["recipe"]["bottleneck"])),
-        ("simplices × vertices", _shape),
-        ("temperature of training", lambda r: number(r["temperature"], "{:g}")),
-        ("data", lambda r: Cell(r["recipe"]["data"])),
-        ("image size", lambda r: number(r["recipe"]["image_size"], "{:d} px")),
-        ("epochs", lambda r: number(r["recipe"]["epochs"], "{:,d}")),
-        ("batch size", lambda r: number(r["recipe"]["batch_size"], "{:,d}")),
-        ("optimiser", lambda r: Cell(r["recipe"]["optim"]["name"])),
-        ("learning rate", lambda r: number(r["recipe"]["optim"]["lr"], "{:g}")),
-        ("precision", lambda r: Cell(str(r["recipe"]["precision"]))),
-        ("seed", lambda r: number(r["recipe"]["seed"], "{:d}")),
-        ("steps", _steps),
-        ("last loss", lambda r: number(r["loss"], "{:.4f}")),
-    ):
-        rows.append((words, [cell(found["run"]) for _, found in runs]))
-    looked = []
-    for _, found in runs:
-        data, by = found["data"], found["provenance"]
-        count = number(data["images"], "{:,d}", note=f"{data['split']} images of {data['name']}")
-        looked.append((count, Cell(f"Simplicia {by['simplicia']}, PyTorch {by['torch']}", note=by["date"])))
-    rows.append(("looked at", [count for count, _ in looked]))
-    rows.append(("analysed with", [words for _, words in looked]))
-    return Table("settings", "What was run", [name for name, _ in runs], rows)
+    facts = [analysis.run for _, analysis in runs]
+    rows = [
+        (name, [_setting(run.recipe, name) for run in facts]) for name in ("method", "encoder", "bottleneck")
+    ]
+    shapes = [f"{run.simplices:,} × {run.vertices}" if run.simplices else "no SEM" for run in facts]
+    rows.append(("simplices × vertices", [Cell(shape) for shape in shapes]))
+    rows.append(("temperature of training", [number(run.temperature, "{:g}") for run in facts]))
+    for label, (name, pattern) in SETTINGS.items():
+        rows.append((label, [_setting(run.recipe, name, pattern) for run in facts]))
+    unfinished = ["" if run.finished else f"of {run.total_steps:,}: unfinished" for run in facts]
+    rows.append(("steps", [number(r.step, "{:,}", note) for r, note in zip(facts, unfinished, strict=True)]))
+    rows.append(("last loss", [number(run.loss, "{:.4f}") for run in facts]))
+    images, versions = [], []
+    for _, analysis in runs:
+        data, by = analysis.data, analysis.provenance
+        images.append(number(data.images, "{:,}", f"{data.split} images of {data.name}"))
+        versions.append(Cell(f"Simplicia {by.simplicia}, PyTorch {by.torch}", note=by.date))
+    rows += [("analysed images", images), ("analysed with", versions)]
+    return Table("settings", "Settings", [name for name, _ in runs], rows)
 
 
 def offline(runs: Runs) -> Table:
     """Accuracies measured after training: a row for each result file."""
     files = dict.fromkeys(
         file
-        for _, found in runs
-        for file, result in found["results"].items()
-        if isinstance(result, dict) and result.get("accuracy") is not None and not result.get("online")
+        for _, analysis in runs
+        for file, result in analysis.results.items()
+        if result.accuracy is not None and not result.online
     )
     rows: list[tuple[str, list[Cell]]] = []
     for file in files:
-        results = [found["results"].get(file) for _, found in runs]
-        some = next(result for result in results if isinstance(result, dict))
-        parts = [some.get("protocol"), some.get("layer"), some.get("dataset")]
-        if some.get("network") not in (None, "online"):
-            parts.append(f"{some['network']} network")
-        words = ", ".join(str(part) for part in parts if part) or file
-        words = words if words.startswith("offline") else f"offline, {words}"
+        results = [analysis.results.get(file) for _, analysis in runs]
+        first = next(result for result in results if result is not None)
+        network = "" if first.network == "online" else f"{first.network} network"
+        name = ", ".join(part for part in (first.protocol, first.layer, first.dataset, network) if part)
+        name = name if name.startswith("offline") else f"offline, {name}"
         cells = [
-            _accuracy(result, found["run"]["step"]) if isinstance(result, dict) else Cell()
-            for result, (_, found) in zip(results, runs, strict=True)
+            Cell() if result is None else _accuracy(result, analysis.run.step)
+            for result, (_, analysis) in zip(results, runs, strict=True)
         ]
-        rows.append((words if words not in dict(rows) else f"{words} ({file})", cells))
+        rows.append((name if name not in dict(rows) else f"{name} ({file})", cells))
     return Table("offline", "Offline accuracy, %", [name for name, _ in runs], rows)
 
 
 def online(runs: Runs) -> Table:
     """The last accuracies of the log: a row for each online classifier."""
     rows: dict[str, list[Cell]] = {}
-    for i, (_, found) in enumerate(runs):
-        for words, steps, values in online_curves(found):
-            last = [(v, step) for v, step in zip(values, steps, strict=True) if v is not None][-1:]
-            cells = rows.setdefault(f"online, {words}", [Cell() for _ in runs])
-            for value, step in last:
-                cells[i] = number(value, "{:.1f}", note=f"step {step:,}")
-    return Table(
-        "online-last",
-        "Online accuracy at the end of the log, %",
-        [name for name, _ in runs],
-        list(rows.items()),
-    )
+    for i, (_, analysis) in enumerate(runs):
+        for name, steps, values in online_curves(analysis):
+            measured = [(v, step) for v, step in zip(values, steps, strict=True) if v is not None]
+            cells = rows.setdefault(f"online, {name}", [Cell() for _ in runs])
+            for value, step in measured[-1:]:
+                cells[i] = number(value, "{:.1f}", f"step {step:,}")
+    title = "Online accuracy at the end of the log, %"
+    return Table("online-last", title, [name for name, _ in runs], list(rows.items()))
 
 
 def temperatures(runs: Runs) -> Table:
     """Accuracy of offline probes: a row for each temperature, a column for each result."""
     columns = {
-        join(runs, name, file): rows for name, found in runs for file, rows in per_temperature(found).items()
+        join(runs, name, file): {
+            tau: number(accuracy, f"{{:.1f}} ± {error:.1f}") for tau, accuracy, error in rows
+        }
+        for name, analysis in runs
+        for file, rows in per_temperature(analysis).items()
     }
-    by = [{row["temperature"]: row for row in rows} for rows in columns.values()]
-    rows = [
-        (f"{tau:g}", [_accuracy(column[tau]) if tau in column else Cell() for column in by])
-        for tau in sorted({tau for column in by for tau in column})
-    ]
+    taus = sorted({tau for cells in columns.values() for tau in cells})
+    rows = [(f"{tau:g}", [cells.get(tau, Cell()) for cells in columns.values()]) for tau in taus]
     return Table("temperatures", "Offline accuracy at each temperature, %", list(columns), rows)
 
 
-def coherence(runs: Runs) -> Table:
+def classifiers(runs: Runs) -> Table:
     """The linear classifiers behind the coherence: a row for each layer."""
     rows: dict[str, list[Cell]] = {}
-    for i, (_, found) in enumerate(runs):
-        for curve in (found["coherence"] or {"curves": []})["curves"]:
-            trained = f"{curve['fit_images']:,} images, {curve['fit_epochs']} epochs"
-            cells = rows.setdefault(f"offline, {curve['label']}", [Cell() for _ in runs])
-            cells[i] = number(
-                curve["test_accuracy"], "{:.1f}", note=f"{curve['features']:,} features, {trained}"
-            )
-    return Table(
-        "classifiers",
-        "Offline test accuracy of the linear classifiers whose weights are looked at, %",
-        [name for name, _ in runs],
-        list(rows.items()),
-    )
+    for i, (_, analysis) in enumerate(runs):
+        for curve in analysis.coherence.curves if analysis.coherence else []:
+            note = f"{curve.features:,} features, {curve.fit_images:,} images, {curve.fit_epochs} epochs"
+            cells = rows.setdefault(f"offline, {curve.label}", [Cell() for _ in runs])
+            cells[i] = number(curve.test_accuracy, "{:.1f}", note)
+    title = "Offline test accuracy of the linear classifiers, %"
+    return Table("classifiers", title, [name for name, _ in runs], list(rows.items()))
 
 
-def inside(runs: Runs) -> Table:
-    """Numbers of the simplices: how many vertices are dead, how much a simplex says of the class."""
-    kinds = (
-        ("dead vertices", "dead_vertices"),
-        ("vertices that fire as another does", "duplicate_vertices"),
-        ("simplices that never change", "constant_simplices"),
-        ("simplices like another", "duplicate_simplices"),
-    )
+def simplices(runs: Runs) -> Table:
+    """How many vertices and simplices are of use, and their information about the class."""
     rows = []
-    atlases = [found["atlas"] for _, found in runs]
-    for words, key in kinds:
+    atlases = [analysis.atlas for _, analysis in runs]
+    for label, key in (
+        ("dead vertices", "dead_vertices"),
+        ("duplicate vertices", "duplicate_vertices"),
+        ("simplices with one code only", "constant_simplices"),
+        ("duplicate simplices", "duplicate_simplices"),
+    ):
         cells = []
         for atlas in atlases:
-            if atlas is None:
-                cells.append(Cell())
-                continue
-            of = atlas["simplices"] * (atlas["vertices"] if "vertices" in key else 1)
-            cells.append(number(atlas[key], "{:,d}", note=f"of {of:,}"))
-        rows.append((words, cells))
+            total = 0 if atlas is None else atlas.simplices * (atlas.vertices if "vertices" in key else 1)
+            cells.append(number(atlas and atlas[key], "{:,}", f"of {total:,}"))
+        rows.append((label, cells))
     cells = []
     for atlas in atlases:
-        said = atlas and atlas["simplex_information"]
-        cells.append(
-            number(said["mean"], "{:.3f}", note=f"nats of {atlas['class_entropy']:.3f}") if said else Cell()
-        )
-    rows.append(("what a simplex says of the class, mean", cells))
-    return Table("inside", "The simplices", [name for name, _ in runs], rows)
+        mean = ((atlas and atlas.simplex_information) or {}).get("mean")
+        entropy = None if atlas is None else atlas.class_entropy
+        cells.append(number(mean, "{:.3f}", "nats" if entropy is None else f"nats of {entropy:.3f}"))
+    rows.append(("mean information of a simplex about the class", cells))
+    return Table("simplices", "The simplices", [name for name, _ in runs], rows)
 
 
 def ranks(runs: Runs) -> Table:
     rows: dict[str, list[Cell]] = {}
-    for i, (_, found) in enumerate(runs):
-        for layer in found["spectrum"]["layers"]:
-            cells = rows.setdefault(layer["layer"], [Cell() for _ in runs])
-            cells[i] = number(layer["effective_rank"], "{:.1f}", note=f"of {layer['features']:,}")
+    for i, (_, analysis) in enumerate(runs):
+        for layer in analysis.spectrum.layers:
+            cells = rows.setdefault(layer.layer, [Cell() for _ in runs])
+            cells[i] = number(layer.effective_rank, "{:.1f}", f"of {layer.features:,}")
     return Table("ranks", "Effective rank", [name for name, _ in runs], list(rows.items()))
 
 
 def cost(runs: Runs) -> Table:
     rows = []
-    kinds = (("parameters", "parameters"), ("activations", "activations"), ("multiply-adds", "flops"))
-    if any(found["cost"] for _, found in runs):
-        for words, key in kinds:
-            rows.append(
-                (
-                    f"{words}, {'the network' if key == 'parameters' else 'one image'}",
-                    [number((found["cost"] or {}).get(key), "{:,.0f}") for _, found in runs],
-                )
-            )
-    rows.append(("training", [_seconds(found["run"]["seconds"]) for _, found in runs]))
-    rows.append(("analysis", [_seconds(found["provenance"]["seconds_total"]) for _, found in runs]))
-    rows.append(("analysed on", [Cell(str(found["provenance"]["device"])) for _, found in runs]))
+    kinds = {"parameters": "parameters", "activations": "activations, one image"}
+    kinds["flops"] = "multiply-adds, one image"
+    if any(analysis.cost for _, analysis in runs):
+        for key, label in kinds.items():
+            rows.append((label, [number((analysis.cost or {}).get(key), "{:,.0f}") for _, analysis in runs]))
+    times = {"training": [a.run.seconds for _, a in runs]}
+    times["analysis"] = [a.provenance.seconds_total for _, a in runs]
+    rows += [(label, [Cell(duration(s), s) for s in seconds]) for label, seconds in times.items()]
+    rows.append(("analysed on", [Cell(analysis.provenance.device) for _, analysis in runs]))
     return Table("cost", "Cost", [name for name, _ in runs], rows)
 
 
-def stored(found: Found) -> list[tuple[str, str]]:
-    """The results as they lie beside the run, but for where their images are: only by name."""
-    shown = []
-    for file, result in found["results"].items():
-        if isinstance(result, dict) and isinstance(result.get("data"), str):
-            result = {**result, "data": PurePath(result["data"]).name}
-        text = json.dumps(result, indent=1, ensure_ascii=False)
-        shown.append((file, text if len(text) <= LONGEST else text[:LONGEST] + "\n… and more in the file"))
-    return shown
+def stored(results: dict[str, Result]) -> list[tuple[str, str]]:
+    """The results as JSON by file, with the last part of the path of their images: the page may be mailed."""
+    texts = []
+    for file, result in results.items():
+        if result.data:
+            result = result.replace(data=PurePath(result.data).name)
+        text = json.dumps(result.to_json(), indent=1, ensure_ascii=False)
+        texts.append((file, text if len(text) <= LONGEST else text[:LONGEST] + "\n… and more in the file"))
+    return texts
 
 
 def number(value: Any, pattern: str, note: str = "") -> Cell:
-    """A number as the pattern has it; a dash where there is none."""
+    """A formatted number; a dash if it is None."""
     return Cell() if value is None else Cell(pattern.format(value), value, note)
 
 
-def _accuracy(result: Found, step: int | None = None) -> Cell:
-    """An accuracy; beside one that was measured at another step than a run's last it says so."""
-    if not isinstance(result.get("accuracy"), int | float):
-        return Cell()
-    error, tau = result.get("standard_error"), result.get("temperature")
-    words = f"{result['accuracy']:.1f}" + ("" if error is None else f" ± {error:.1f}")
-    chosen = result.get("per_temperature") and tau is not None
-    notes = [f"temperature {tau:g}, chosen"] if chosen else []
-    measured = result.get("pretrain_step")
-    if None not in (step, measured) and measured != step:
-        notes.append(f"of an earlier checkpoint, step {measured}")
-    return Cell(words, result["accuracy"], "; ".join(notes))
+def _setting(recipe: dict[str, Any], name: str, pattern: str = "{}") -> Cell:
+    """A setting by its dotted name; a dash if the recipe lacks it."""
+    value: Any = recipe
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number(value, pattern) if is_number else Cell(value if isinstance(value, str) else "–")
 
 
-def _shape(run: Found) -> Cell:
-    return Cell(f"{run['simplices']:,} × {run['vertices']}" if run["simplices"] else "no SEM")
-
-
-def _steps(run: Found) -> Cell:
-    note = "" if run["finished"] else f"of {run['total_steps']:,}: unfinished"
-    return number(run["step"], "{:,d}", note)
-
-
-def _seconds(seconds: float | None) -> Cell:
-    return Cell() if seconds is None else Cell(duration(seconds), seconds)
+def _accuracy(result: Result, step: int) -> Cell:
+    """An accuracy, with a note if its temperature was chosen or if a later checkpoint exists."""
+    error = "" if result.standard_error is None else f" ± {result.standard_error:.1f}"
+    notes = []
+    if result.get("per_temperature") and result.temperature is not None:
+        notes.append(f"temperature {result.temperature:g}, chosen")
+    if result.pretrain_step not in (None, step):
+        notes.append(f"of an earlier checkpoint, step {result.pretrain_step}")
+    return number(result.accuracy, f"{{:.1f}}{error}", "; ".join(notes))

@@ -11,11 +11,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import simplicia
+from simplicia.analyze import analyze, run_facts
 from simplicia.analyze import linear_weights as weights
-from simplicia.analyze import summary
-from simplicia.analyze.report_data import analyze
+from simplicia.analyze.report_data import Analysis
 from simplicia.cli import main
 from simplicia.data.datasets import load
+from simplicia.report.figures import write_figures
 from simplicia.run import Run
 from simplicia.settings import with_changes
 from simplicia.train import checkpoint, recipes
@@ -154,7 +155,7 @@ def test_figures_of_several_runs(runs, analysed, tmp_path):
         "entropy",
         "coherence",
         "spectrum",
-        "retrieval",
+        "retrieval-by_class",
         "temperature",
         "training-loss",
         "graph-sem-1",
@@ -165,7 +166,7 @@ def test_figures_of_several_runs(runs, analysed, tmp_path):
         assert (tmp_path / f"{name}.svg").read_text().rstrip().endswith("</svg>")
     rows = list(csv.DictReader((tmp_path / "coherence.csv").open()))
     curve = next(c for c in analysed[1]["coherence"]["curves"] if c["layer"] == "encoder")
-    mine = [float(r["coherence"]) for r in rows if (r["run"], r["layer"]) == ("shapes-byol", "encoder")]
+    mine = [float(row["coherence"]) for row in rows if row["series"] == "shapes-byol, encoder"]
     assert mine == curve["coherence"]
 
 
@@ -201,13 +202,6 @@ def test_a_run_whose_softmax_comes_only_downstream_was_trained_at_no_temperature
     assert len(found["entropy"]["curves"]) > 2 and not any(c["own"] for c in found["entropy"]["curves"])
 
 
-def test_runs_of_one_name_are_told_apart():
-    a, b, c = ({"run": {"name": n, "folder": f}} for n, f in (("one", "x"), ("one", "y"), ("two", "x")))
-    assert summary.names([a, c]) == ["one", "two"]
-    assert summary.names([a, b]) == ["one (x)", "one (y)"]
-    assert summary.names([a, a, b]) == ["1. one (x)", "2. one (x)", "3. one (y)"]
-
-
 def folder_of_images(root, names):
     generator = np.random.default_rng(0)
     for name in names:
@@ -227,9 +221,7 @@ def test_names_of_strangers_do_no_harm(runs, tmp_path):
     again = strict(folder / "analysis.json")
     files = [place["file"] for place in again["thumbnails"]["images"].values()]
     assert files and all(file.endswith("<img onerror='x'>.png") for file in files)
-    from simplicia.analyze.figures import draw
-
-    draw([again], tmp_path / "figures")
+    write_figures([Analysis.from_json(again)], tmp_path / "figures")
     assert "<script>" not in (tmp_path / "figures/graph-sem.svg").read_text()
 
 
@@ -273,7 +265,7 @@ def test_what_was_interrupted_is_not_taken_as_whole(runs, tmp_path, monkeypatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("simplicia.analyze.study.Study._thumbnails", interrupted)
+        patch.setattr("simplicia.analyze.thumbnails.write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             analyze(runs[0], images=20, **arguments)
     again, _ = analyze(runs[0], images=40, **arguments)
@@ -327,19 +319,18 @@ def test_torn_logs_and_odd_results_are_read(tmp_path):
     lines = [json.dumps({"step": i, "loss": i / 2, "effective_rank": 1.5}) for i in range(1000)]
     lines += [json.dumps({"step": i, "online_knn_accuracy": i}) for i in (5, 10)]
     log.write_text("\n".join([*lines, '{"step": 1000, "warning": "<b>"}', '{"step": 10', "[]", "7"]))
-    found = summary.log(log)
+    found = run_facts.read_log(log)
     assert len(found["train"]["step"]) == 400
     assert found["train"]["step"][0] == 0 and found["train"]["step"][-1] == 999
     assert found["online"] == {"step": [5, 10], "online_knn_accuracy": [5, 10]}
-    assert found["warnings"] == [{"step": 1000, "words": "<b>"}]
+    assert [(w.step, w.words) for w in found.warnings] == [(1000, "<b>")]
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "words.json").write_text('{"protocol": "mine", "temperature": "0.1"}')
     (tmp_path / "row.json").write_text('{"protocol": "mine", "per_temperature": [{"accuracy": 1}]}')
     (tmp_path / "good.json").write_text('{"protocol": "mine", "temperature": 0.1}')
-    results = summary.results(tmp_path)
+    results = run_facts.read_results(tmp_path)
     assert list(results) == ["good"] and results["good"]["temperature"] == 0.1
-    assert summary.finite({"a": [float("inf"), 1.0], 2: (3,)}) == {"a": [None, 1.0], "2": [3]}
 
 
 def test_linear_classifiers_learn_and_do_not_mind_the_mean():

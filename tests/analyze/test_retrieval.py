@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from simplicia.analyze import nearest
-from simplicia.analyze.retrieval import chance, curves, nearest_by_cosine, precision
+from simplicia.analyze.retrieval import chance, nearest_by_cosine, precision
 
 
 def test_nearest_is_brute_force_with_the_lower_index_first():
@@ -40,7 +40,6 @@ def test_precision_on_paper():
     # query 0 (label 0): 0 yes, 1 no; query 2 (label 1): 2 no, 1 yes
     assert precision(found, queries, labels, [1, 2]) == [0.5, 0.5]
     superclass = torch.tensor([0, 1, 1])
-    both = curves(found, queries, labels, superclass, [1, 2])
-    assert both == {"by_class": [0.5, 0.5], "by_superclass": [1.0, 0.75]}
+    assert precision(found, queries, superclass[labels], [1, 2]) == [1.0, 0.75]
     # of 5 * 4 ordered pairs, 2 + 2 have equal labels
     assert chance(labels) == pytest.approx(4 / 20)

@@ -299,8 +299,8 @@ def test_weights_stay_while_a_cell_of_the_command_needs_them(own, monkeypatch):
 def test_coherence_of_two_layers_is_one_analysis(own, monkeypatch):
     from simplicia.analyze.study import Study
 
-    count, original = [], Study.all
-    monkeypatch.setattr(Study, "all", lambda self: count.append(1) or original(self))
+    count, original = [], Study.measure
+    monkeypatch.setattr(Study, "measure", lambda self: count.append(1) or original(self))
     cells = [
         Cell(layer, "byol", measure="coherence", options={"layer": layer}) for layer in ("encoder", "ica")
     ]

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from simplicia.analyze.report_data import Analysis
 from simplicia.report.page import write
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -106,10 +107,10 @@ def test_the_graph_reacts_to_the_mouse(runs, visit):
     page.mouse.up()
     moved = place(node)
     assert abs(moved[0] - x - 60) < 3 and abs(moved[1] - y - 40) < 3
-    assert page.locator(".said").inner_text() == ""  # dragging is not choosing
+    assert page.locator(".choice").inner_text() == ""  # dragging is not choosing
 
     node.locator("circle").click()
-    assert page.locator(".said").inner_text() == name
+    assert page.locator(".choice").inner_text() == name
     count = sum(any(c == index for c, _ in f["classes"]) for f in found["atlas"]["features"])
     assert page.locator(".filter").inner_text().startswith(f"{count} of {len(found['atlas']['features'])} ")
 
@@ -134,7 +135,7 @@ def test_layers_and_k_choose_the_graph_and_its_components_are_listed(runs, visit
     node = still(page).locator(".node.feature").first
     node.dispatch_event("pointerdown", {"pointerId": 1})
     node.dispatch_event("pointerup", {"pointerId": 1})
-    assert page.locator(".said").inner_text().startswith("feature ") and page.locator(".card").count() == 0
+    assert page.locator(".choice").inner_text().startswith("feature ") and page.locator(".card").count() == 0
     assert "not one of the simplices" in page.locator(".filter").inner_text()
 
 
@@ -145,10 +146,10 @@ def test_search_finds_a_class_and_its_features_and_their_images(runs, visit):
     index = rows[0]["classes"][0][0]
     name = found["data"]["classes"][index]
     page.fill("input[type=search]", name[:4])
-    assert name in page.locator(".found li").all_inner_texts()
+    assert name in page.locator(".matches li").all_inner_texts()
     page.fill("input[type=search]", name)
     page.keyboard.press("Enter")
-    assert page.locator(".said").inner_text() == name
+    assert page.locator(".choice").inner_text() == name
     assert page.evaluate("document.activeElement.classList.contains('graph')")
 
     share = {f["feature"]: dict(map(tuple, f["classes"])).get(index, 0) / f["fired"] for f in rows}
@@ -191,13 +192,13 @@ def test_everything_works_with_the_keyboard(runs, visit):
     graph = still(page)
     graph.focus()
     page.keyboard.press("ArrowRight")
-    first = page.locator(".said").inner_text()
+    first = page.locator(".choice").inner_text()
     page.keyboard.press("ArrowRight")
-    assert first and page.locator(".said").inner_text() != first
+    assert first and page.locator(".choice").inner_text() != first
     page.keyboard.press("Enter")
     assert graph.locator(".chosen").count() == 1
     page.keyboard.press("Escape")
-    assert graph.locator(".chosen, .near").count() == 0 and page.locator(".said").inner_text() == ""
+    assert graph.locator(".chosen, .near").count() == 0 and page.locator(".choice").inner_text() == ""
 
     page.locator(".card button").first.focus()
     page.keyboard.press("Enter")
@@ -281,7 +282,7 @@ def test_runs_without_sem_or_labels_and_side_by_side(runs, visit, tmp_path):
     assert values(page.locator(".examples [data-value]")) == similarity
     assert "<i>" in page.locator(".thumb").first.get_attribute("aria-label")
 
-    pair = [(analysis(runs[name]), runs[name] / "analysis") for name in ("sem", "base")]
+    pair = [(Analysis.from_json(analysis(runs[name])), runs[name] / "analysis") for name in ("sem", "base")]
     page = visit(write(pair, tmp_path / "compare.html"))
     still(page)
     page.locator("[role=tab]").first.focus()
@@ -307,7 +308,7 @@ def test_names_that_look_like_markup_do_no_harm(runs, visit, tmp_path):
         curve["label"] = EVIL
     for image in found["thumbnails"]["images"].values():
         image["file"] = BREAKING
-    page = visit(write([(found, folder)], tmp_path / "evil.html"))
+    page = visit(write([(Analysis.from_json(found), folder)], tmp_path / "evil.html"))
     graph = still(page)
     assert page.locator("h1").inner_text() == f"run {EVIL}"
     assert EVIL in page.locator("#warnings").inner_text()
@@ -315,7 +316,7 @@ def test_names_that_look_like_markup_do_no_harm(runs, visit, tmp_path):
     assert node.locator(".name").text_content() == EVIL
     page.fill("input[type=search]", EVIL)
     page.keyboard.press("Enter")
-    assert page.locator(".said").inner_text() == EVIL and EVIL in page.locator(".filter").inner_text()
+    assert page.locator(".choice").inner_text() == EVIL and EVIL in page.locator(".filter").inner_text()
     page.click(".clear")
     page.locator(".card button").first.click()
     assert page.locator("dialog .thumb").first.get_attribute("aria-label").count(BREAKING) == 1

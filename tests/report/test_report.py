@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import simplicia.report
+from simplicia.analyze.report_data import Analysis
 from simplicia.cli import main
-from simplicia.errors import UserError
-from simplicia.report.charts import Scale
 from simplicia.report.page import embedded, page
+from simplicia.report.plots import Axis
+from simplicia.report.plots.svg import Scale
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -55,6 +56,10 @@ def analysis(folder):
     return json.loads((folder / "analysis/analysis.json").read_text())
 
 
+def page_of(*pairs):
+    return page([(Analysis.from_json(found), folder) for found, folder in pairs])
+
+
 def data_of(text):
     return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', text)[1])
 
@@ -75,7 +80,7 @@ def test_tables_hold_the_exact_numbers(runs):
     assert tables["ranks"] == {r["layer"]: [r["effective_rank"]] for r in found["spectrum"]["layers"]}
     classifiers = {f"offline, {c['label']}": [c["test_accuracy"]] for c in found["coherence"]["curves"]}
     assert tables["classifiers"] == classifiers
-    assert tables["inside"]["dead vertices"] == [found["atlas"]["dead_vertices"]]
+    assert tables["simplices"]["dead vertices"] == [found["atlas"]["dead_vertices"]]
     assert tables["cost"]["training"] == [found["run"]["seconds"]]
     assert tables["settings"]["steps"] == [found["run"]["step"]]
 
@@ -105,7 +110,7 @@ def test_charts_hold_the_exact_numbers(runs):
 
 def test_two_runs_have_a_column_and_a_line_each(runs):
     folders = [runs["sem"] / "analysis", runs["base"] / "analysis"]
-    text = page([(analysis(folder.parent), folder) for folder in folders])
+    text = page_of(*((analysis(folder.parent), folder) for folder in folders))
     tables, charts = Tables(text), data_of(text)["charts"]
     sem, base = (analysis(folder.parent) for folder in folders)
     assert tables["settings"]["steps"] == [sem["run"]["step"], base["run"]["step"]]
@@ -124,9 +129,9 @@ def test_runs_of_one_name_are_told_apart(runs):
     folder = runs["sem"] / "analysis"
     found = analysis(runs["sem"])
     twin = {**found, "run": {**found["run"], "folder": "other"}}
-    text = page([(found, folder), (twin, folder)])
+    text = page_of((found, folder), (twin, folder))
     assert "shapes-byol-sem (sem)" in text and "shapes-byol-sem (other)" in text
-    assert "2. shapes-byol-sem (sem)" in page([(found, folder), (found, folder)])
+    assert "2. shapes-byol-sem (sem)" in page_of((found, folder), (found, folder))
 
 
 def test_the_page_names_no_folders_of_its_author(runs):
@@ -137,7 +142,7 @@ def test_the_page_names_no_folders_of_its_author(runs):
         "data_dir": "/srv/lovelace/sets",
     }
     results = {"knn-sem": {"protocol": "kNN", "accuracy": 50.0, "data": recipe["data"], "pretrain_step": 1}}
-    text = page([({**found, "run": {**found["run"], "recipe": recipe}, "results": results}, folder)])
+    text = page_of(({**found, "run": {**found["run"], "recipe": recipe}, "results": results}, folder))
     assert "lovelace" not in text and "secret" not in text
     assert "of an earlier checkpoint, step 1" in text and found["run"]["step"] != 1
     assert "&#34;data&#34;: &#34;birds&#34;" in text and "&#34;data_dir&#34;: &#34;sets&#34;" in text
@@ -194,7 +199,7 @@ def test_an_analysis_is_kept_while_it_fits_and_results_are_read_anew(runs, tmp_p
     assert analysis(run)["provenance"] == before["provenance"] and analysis(run)["data"]["images"] == 300
     assert main(["report", str(run), "--device", "cpu", "--images", "100"]) == 0
     assert analysis(run)["data"]["images"] == 100 and Tables((run / "report.html").read_text())["settings"][
-        "looked at"
+        "analysed images"
     ] == [100]
 
 
@@ -208,7 +213,7 @@ def test_a_strangers_analysis_gets_no_file_but_its_pictures(runs, tmp_path, name
     (folder / "thumbnails-8.jpg").write_bytes(b"<svg onload=alert(1)>")
     found = json.loads((folder / "analysis.json").read_text())
     found["thumbnails"]["sheets"][0]["file"] = name
-    text = page([(found, folder)])
+    text = page_of((found, folder))
     assert "/9j/" not in text and "a sheet of images is missing" in text
     assert "base64," not in text
 
@@ -234,9 +239,9 @@ def test_a_damaged_analysis_gives_a_page_or_a_sentence(runs, data):
     else:
         within[last] = wrong
     try:
-        assert page([(found, runs["sem"] / "analysis")]).count("<script>") == 1  # its own
-    except UserError as error:
-        assert "is not whole" in str(error)
+        assert page_of((found, runs["sem"] / "analysis")).count("<script>") == 1  # its own
+    except ValueError as error:
+        assert str(error)
 
 
 def test_mistakes_are_one_line(runs, tmp_path, capsys):
@@ -250,7 +255,7 @@ def test_mistakes_are_one_line(runs, tmp_path, capsys):
     found = analysis(runs["sem"])
     del found["spectrum"]
     (tmp_path / "analysis.json").write_text(json.dumps(found))
-    assert "is not whole" in told(tmp_path) and "spectrum" in told(tmp_path)
+    assert "is incomplete: it lacks spectrum" in told(tmp_path)
     assert "not the path of a file" in told(runs["sem"], "--out", tmp_path)
     assert "its name must end in .html" in told(runs["sem"], "--out", tmp_path / "page.pdf")
     (tmp_path / "file").write_text("")
@@ -259,29 +264,29 @@ def test_mistakes_are_one_line(runs, tmp_path, capsys):
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.booleans())
 def test_a_scale_keeps_order_and_bounds(values, log):
-    scale = Scale(values, 64, 458, log)
+    scale = Scale(Axis(log=log), values, 64, 458)
     places = [scale(value) for value in sorted(values)]
     assert places == sorted(places)
     assert all(64 <= place <= 458 for place in places)
-    assert all(63.9 <= tick["at"] <= 458.1 for tick in scale.ticks())
+    assert all(63.9 <= at <= 458.1 for at, _ in scale.ticks())
 
 
 def test_places_on_a_scale():
-    scale = Scale([0.01, 1.0], 0, 200, log=True)
+    scale = Scale(Axis(log=True), [0.01, 1.0], 0, 200)
     assert [scale(v) for v in (0.01, 0.1, 1.0)] == [0, 100, 200]
-    assert [tick["words"] for tick in scale.ticks()] == ["0.01", "0.1", "1"]
-    scale = Scale([0.0, 0.1, 1.0], 0, 200, log=True)  # 0 a decade below the smallest
+    assert [text for _, text in scale.ticks()] == ["0.01", "0.1", "1"]
+    scale = Scale(Axis(log=True), [0.0, 0.1, 1.0], 0, 200)  # 0 a decade below the smallest
     assert [scale(v) for v in (0.0, 0.1, 1.0)] == [0, 100, 200]
-    assert [tick["words"] for tick in scale.ticks()] == ["0", "0.1", "1"]
-    scale = Scale([0.0, math.log(13)], 0, 100, log=False)
+    assert [text for _, text in scale.ticks()] == ["0", "0.1", "1"]
+    scale = Scale(Axis(), [0.0, math.log(13)], 0, 100)
     assert scale(math.log(13) / 2) == 50
-    assert [tick["words"] for tick in scale.ticks()] == ["0", "1", "2"]
+    assert [text for _, text in scale.ticks()] == ["0", "1", "2"]
 
 
 def test_what_the_page_needs_is_packaged():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["simplicia"]
     folder = Path(simplicia.report.__file__).parent
-    needed = [f"report/{path.name}" for path in folder.iterdir() if path.suffix not in (".py", "")]
+    needed = [f"report/{path.name}" for path in folder.iterdir() if path.suffix in (".js", ".css", ".j2")]
     assert len(needed) == 4
     assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in needed)

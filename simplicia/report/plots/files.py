@@ -55,16 +55,10 @@ def save(charts: Chart | Sequence[Chart], path: str | Path, title: str = "") -> 
     return path
 
 
-def save_csv(chart: Chart, path: Path) -> Path:
-    """Write the numbers of a chart: a row for each point."""
-    header = ["series", chart.x.label, chart.y.label, "error"]
-    if not any(series.error for series in chart.series):
-        header.pop()
+def write_csv(path: Path, header: list[str], rows: list[list[Any]]) -> Path:
+    """Write numbers as CSV; undecodable names of files are replaced."""
     with atomic_write(path) as temporary, temporary.open("w", -1, "utf-8", "replace", "") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        for series in chart.series:
-            writer.writerows([series.name, *point][: len(header)] for point in series.points)
+        csv.writer(file).writerows([header, *rows])
     return path
 
 
