@@ -31,7 +31,7 @@ def first_step(name: str, images: torch.Tensor, statistics_: tuple) -> dict:
     for _ in range(20 if recipe.method == "dino" else 0):
         with torch.no_grad():
             method(views)
-            method.after_part()
+            method.after_micro_batch()
     loss = method(views).loss
     loss.backward()
     optim, found = recipe.optim, []

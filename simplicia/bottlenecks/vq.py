@@ -49,15 +49,13 @@ class VectorQuantised(nn.Module):
         self.simplices, self.vertices, self.dimensions = simplices, vertices, dimensions
         self.out_features, self.blocks = self.embed.out_features, blocks
         self.commitment, self.decay, self.dead_code_threshold = commitment, decay, dead_code_threshold
-        self.views = 1  # how many views a batch concatenates; each updates the codes in turn
         self.penalty: float | Tensor = 0.0
         self.register_buffer("codebook", torch.randn(simplices, vertices, dimensions))
         self.register_buffer("counts", torch.zeros(simplices, vertices))  # 0: not initialised
 
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
         z = self._split(h)
-        parts = z.detach().chunk(self.views, dim=1) if self.training else [z.detach()]
-        quantised = torch.cat([self._quantise(part) for part in parts], dim=1)
+        quantised = self._quantise(z.detach())
         self.penalty = self.commitment * (z - quantised).square().mean()
         return self._join(quantised + (z - z.detach()), h)
 

@@ -1,1 +1,49 @@
-"""The fast path on one GPU: CUDA-graph capture, Triton kernels, the fused optimiser."""
+"""The fast path on one GPU: CUDA-graph capture, Triton kernels, a fused optimiser update.
+
+Optional: without this folder the trainer runs eager or compiled steps. ``obstacle`` says why a step cannot
+be captured, and ``step_graph.StepGraph`` computes one. The engine adapts a method from outside
+(``joint.adapt``): it replaces layers by faster ones that share their parameters, and methods do not know.
+"""
+
+import importlib.util
+
+import torch
+from torch import nn
+
+from simplicia.methods.base import Method, Network, TargetMethod
+
+
+def obstacle(method: Method, device: torch.device) -> str | None:
+    """Why a method's step cannot be captured on a device; None if it can."""
+    name = type(method).__name__
+    if device.type != "cuda":
+        return f"the device is {device.type}, not a GPU"
+    if kind := _mixes_views(method):
+        return f"the encoder's {kind} cannot tell the two views of a batch apart"
+    for child_name, child in method.named_children():
+        if type(child) not in (Network, nn.Sequential) and _batch_norms(child):
+            return f"{name}.{child_name} is neither a Network nor an nn.Sequential and has a BatchNorm"
+    joint_views = not isinstance(method, TargetMethod)
+    if joint_views and isinstance(method.second_temperature, int | float) and method.second_temperature == 0:
+        return "sem.second_temperature is 0, which a batch of both views cannot have for one of them"
+    known = TargetMethod if isinstance(method, TargetMethod) else Method
+    for update in ("after_step", "update_target"):
+        if getattr(type(method), update, None) is not getattr(known, update, None):
+            return f"{name} overrides {update}, which the fused update replaces"
+    return None if importlib.util.find_spec("triton") else "triton is not installed"
+
+
+def _batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+
+
+def _mixes_views(module: nn.Module) -> str | None:
+    """The class of a BatchNorm that cannot be replaced by one with statistics per view, if there is one.
+
+    Many timm models have such: their BatchNorm includes an activation.
+    """
+    for norm in _batch_norms(module):
+        tracks = norm.affine and norm.track_running_stats and norm.momentum is not None
+        if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d) or not tracks:
+            return type(norm).__name__
+    return None

@@ -1,7 +1,7 @@
-"""BatchNorm per view in few passes over memory: the layers of the captured step.
+"""BatchNorm layers that keep the views of a joint batch apart, in few passes over memory.
 
-Made in place from a method's own (``fuse``), with the ReLU, residual or simplices that follow in the same
-passes. What they call is in ``norm_operators.py``.
+The ReLU, residual or simplices that follow a BatchNorm are computed in the same passes. The operators are in
+``norm_operators.py``.
 """
 
 from itertools import pairwise
@@ -13,82 +13,99 @@ import triton
 from torch import Tensor, nn
 
 from simplicia.encoders import ResNet
+from simplicia.engine.adapted import Adapted, replace_modules
 from simplicia.engine.norm_operators import BLOCK, Fork, batch_simplicial, fits, normalise, view_statistics
-from simplicia.layers import ByView1d, ByView2d, normalise_by_view
-from simplicia.methods.base import Branch, Network
 from simplicia.sem import SimplicialEmbedding, Temperature
 
+VIEWS = 2
 
-def fuse(module: nn.Module) -> None:
-    """Make every BatchNorm of a module work by view and by these kernels, in place; names and weights stay.
 
-    The ReLU after a BatchNorm joins it, and so does the softmax of a network's simplicial embedding.
+class PerViewBatchNorm(Adapted):
+    """BatchNorm for a batch that holds its views one after the other: each has its own statistics.
+
+    Running statistics move once per view, as if the views had come separately. Written to be compiled: one
+    pass for the sums, one to normalise.
     """
-    normalise_by_view(module)
-    kinds: dict[type, type] = {ByView1d: _Fused1d, ByView2d: _Fused2d}
-    part: Any
-    for part in module.modules():
-        if type(part) in kinds:
-            part.__class__ = kinds[type(part)]
-            blocks = triton.cdiv(part.num_features, BLOCK)
-            arrived = torch.zeros(blocks, dtype=torch.int32, device=part.weight.device)
-            part.register_buffer("arrived", arrived, persistent=False)
-    for part in module.modules():
-        if isinstance(part, ResNet):
-            for block in part.blocks()[:-1]:
-                block.last_norm.forks = True
-        if type(part) is nn.Sequential:
-            for norm, after in pairwise(part):
-                if isinstance(norm, _Fused) and type(after) is nn.ReLU:
-                    norm.relu, after.__class__ = True, nn.Identity  # type: ignore[assignment]
-        if type(part) is Network and part.offset:
-            sem = part.bottleneck
-            if type(sem) is SimplicialEmbedding and isinstance(sem.norm, _Fused1d):
-                part.__class__, sem.__class__ = _FusedNetwork, _FusedSimplicial
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        views = x.unflatten(0, (VIEWS, -1)).float()  # (views, N, C, ...)
+        spatial = list(range(3, views.ndim))
+        dims = [1, *spatial]
+        count = views.numel() // (VIEWS * views.shape[2])
+        mean = views.mean(dims, keepdim=True)
+        variance = (views.square().mean(dims, keepdim=True) - mean.square()).clamp_min(0)
+        self._track(mean.detach(), variance.detach(), count)
+        shape = [1, 1, -1, *[1] * len(spatial)]
+        scale = (variance + self.eps).rsqrt() * self.weight.view(shape)
+        shift = self.bias.view(shape) - mean * scale
+        return (views * scale + shift).flatten(0, 1).to(x.dtype)
+
+    @torch.no_grad()
+    def _track(self: Any, mean: Tensor, variance: Tensor, count: int) -> None:
+        unbiased = variance * (count / max(count - 1, 1))
+        for view in range(VIEWS):
+            for running, now in ((self.running_mean, mean), (self.running_var, unbiased)):
+                running.lerp_(now[view].flatten(), self.momentum)
+        self.num_batches_tracked.add_(VIEWS)
 
 
-class _Fused:
-    """BatchNorm by view with ReLU and residual in the same pass; plain where the kernels do not fit."""
+class PerViewBatchNorm1d(PerViewBatchNorm, nn.BatchNorm1d):
+    """``nn.BatchNorm1d`` with statistics per view of a joint batch."""
 
-    relu = False  # True where the ReLU that followed was taken in
-    forks = False  # True where the output goes two ways: it is given twice
+
+class PerViewBatchNorm2d(PerViewBatchNorm, nn.BatchNorm2d):
+    """``nn.BatchNorm2d`` with statistics per view of a joint batch."""
+
+
+class FusedBatchNorm(PerViewBatchNorm):
+    """BatchNorm per view by Triton kernels; falls back to PyTorch for tensors that the kernels do not fit."""
+
+    def __init__(self, norm: Any, relu: bool = False, forks: bool = False):
+        super().__init__(norm)
+        self.relu = relu  # apply the ReLU that follows
+        self.forks = forks  # return the activated output twice, once per consumer
+        blocks = triton.cdiv(norm.num_features, BLOCK)
+        arrived = torch.zeros(blocks, dtype=torch.int32, device=norm.weight.device)
+        self.register_buffer("arrived", arrived, persistent=False)
 
     def forward(self: Any, x: Tensor) -> Tensor:
         if self.relu:
             return self.activated(x)
         if not (self.training and fits(x)):
-            return super().forward(x)  # type: ignore[misc]
+            return super().forward(x)
         return normalise(x, self.weight, self.bias, self.statistics(x), self.arrived, None, False)
 
     def activated(self: Any, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """ReLU(normalised x + residual)."""
         if not (self.training and fits(x, residual)):
-            y = super().forward(x)  # type: ignore[misc]
+            y = super().forward(x)
             return F.relu(y if residual is None else y + residual)
-        given = x, self.weight, self.bias, self.statistics(x), self.arrived, residual
+        arguments = x, self.weight, self.bias, self.statistics(x), self.arrived, residual
         twice = self.forks and residual is not None and not torch.compiler.is_compiling()
-        return Fork.apply(*given) if twice else normalise(*given, True)
+        return Fork.apply(*arguments) if twice else normalise(*arguments, True)
 
     def statistics(self: Any, x: Tensor) -> Tensor:
         """The table that ``normalise`` takes; moves the running statistics."""
         running = self.running_mean, self.running_var, self.num_batches_tracked
-        given = x.detach(), self.weight.detach(), self.bias.detach(), *running, self.arrived
-        return view_statistics(*given, self.views, self.eps, self.momentum)
+        arguments = x.detach(), self.weight.detach(), self.bias.detach(), *running, self.arrived
+        return view_statistics(*arguments, VIEWS, self.eps, self.momentum)
 
 
-class _Fused1d(_Fused, ByView1d):
+class FusedBatchNorm1d(FusedBatchNorm, nn.BatchNorm1d):
     pass
 
 
-class _Fused2d(_Fused, ByView2d):
+class FusedBatchNorm2d(FusedBatchNorm, nn.BatchNorm2d):
     pass
 
 
-class _FusedSimplicial(SimplicialEmbedding):
-    """A simplicial embedding whose BatchNorm and softmax are one pass."""
+class FusedSimplicialEmbedding(Adapted, SimplicialEmbedding):
+    """A simplicial embedding that computes BatchNorm and softmax in one pass."""
 
     def centred(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
-        """The simplices less 1/V, in the embedder's precision."""
+        """The simplices minus 1/V, in the embedder's precision."""
         temperature = self.temperature if temperature is None else temperature
         x = self.embedder(h)
         norm: Any = self.norm
@@ -102,21 +119,26 @@ class _FusedSimplicial(SimplicialEmbedding):
             scale = 1 / temperature if simple else 0.0
         if not (simple and fits(x)):
             return self(h, temperature) - 1 / self.vertices
-        given = x, norm.weight, norm.bias, norm.statistics(x)
-        return batch_simplicial(*given, inverse, scale, self.vertices)[0]
+        arguments = x, norm.weight, norm.bias, norm.statistics(x)
+        return batch_simplicial(*arguments, inverse, scale, self.vertices)[0]
 
 
-class _FusedNetwork(Network):
-    """A network whose projector gets p - 1/V as it comes from the kernel."""
+def fuse_norms(module: nn.Module) -> None:
+    """Replace every BatchNorm by one that separates views and includes the ReLU that follows it."""
+    part: Any
+    with_relu, forking = set(), set()
+    for part in module.modules():
+        if isinstance(part, ResNet):
+            forking |= {id(block.last_norm) for block in part.blocks()[:-1]}
+        if type(part) is nn.Sequential:
+            for (_, norm), (name, after) in pairwise(list(part.named_children())):
+                if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d) and type(after) is nn.ReLU:
+                    with_relu.add(id(norm))
+                    setattr(part, name, nn.Identity())
+    kinds: dict[type, type[FusedBatchNorm]]
+    kinds = {nn.BatchNorm1d: FusedBatchNorm1d, nn.BatchNorm2d: FusedBatchNorm2d}
 
-    def forward(self, images: Tensor, temperature: Temperature | None = None) -> Branch:
-        if not self.training:
-            return super().forward(images, temperature)
-        features = self.features(images)
-        sem: Any = self.bottleneck
-        centred = sem.centred(features, temperature)
-        return Branch(features, centred, self.projector(centred))
+    def fused(norm: nn.Module) -> nn.Module:
+        return kinds[type(norm)](norm, relu=id(norm) in with_relu, forks=id(norm) in forking)
 
-    @property
-    def missing(self) -> float:  # type: ignore[override]
-        return self.offset if self.training else 0.0
+    replace_modules(module, dict.fromkeys(kinds, fused))

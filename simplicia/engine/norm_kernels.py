@@ -1,7 +1,7 @@
 """The Triton kernels of ``norm_operators.py``: a tile is R rows by B columns of a matrix with C columns.
 
 Statistics are a float32 table (4, views, channels): scale, shift, mean, 1/deviation. Sums over a map are
-taken in parts. Which program adds the parts of a block of channels is chance; in which order it does is not.
+computed in parts. Any program may be the one that adds the parts of a block; the order of the sum is fixed.
 """
 
 import triton
@@ -16,7 +16,7 @@ def _columns(block, C: tl.constexpr, B: tl.constexpr):
 
 @triton.jit
 def _vertices(block, C: tl.constexpr, V: tl.constexpr, PAD: tl.constexpr, B: tl.constexpr):
-    """Columns of whole simplices, each padded to a power of two."""
+    """Columns of simplices, each padded to a power of two."""
     lane = tl.arange(0, B)
     simplex, vertex = block * (B // PAD) + lane // PAD, lane % PAD
     return simplex * V + vertex, (vertex < V) & (simplex * V < C)
@@ -24,7 +24,7 @@ def _vertices(block, C: tl.constexpr, V: tl.constexpr, PAD: tl.constexpr, B: tl.
 
 @triton.jit
 def _place(view, row, ROWS, end, columns, inside, C: tl.constexpr, R: tl.constexpr):
-    """Offsets and mask of R rows of a view, from a row on."""
+    """Offsets and mask of R rows of a view, starting at a row."""
     local = tl.arange(0, R)
     first = (tl.cast(view, tl.int64) * ROWS + row) * C
     return first + local[:, None] * C + columns[None, :], (row + local < end)[:, None] & inside[None, :]
@@ -82,7 +82,7 @@ def _last(arrived, block):
 
     The counter is 0 before a launch, and after it.
     """
-    tl.debug_barrier()  # one thread counts for all of the program's: they must have stored
+    tl.debug_barrier()  # one thread counts for the program: all must have stored
     others = tl.num_programs(0) * tl.num_programs(2) - 1
     last = tl.atomic_add(arrived + block, 1, sem="acq_rel", scope="gpu") == others
     if last:
@@ -108,7 +108,7 @@ def _totals(partial, view, columns, inside, C: tl.constexpr, P: tl.constexpr):
         part = first + tl.arange(0, P)[None, :, None]
         at = partial + (view[:, None, :] * 2 * PARTS + part) * C + columns[:, None, :]
         there = (part < PARTS) & inside[:, None, :]
-        # past the multiprocessor's own cache, which does not hear of what others store
+        # bypass L1, which does not see what other multiprocessors store
         s += tl.load(at, mask=there, other=0.0, cache_modifier=".cg")
         q += tl.load(at + PARTS * C, mask=there, other=0.0, cache_modifier=".cg")
     return tl.sum(s, 1), tl.sum(q, 1)
@@ -329,7 +329,7 @@ def gradient_apply(
 
 @triton.jit
 def _inverse_temperature(inverse, scale, view, row, ROWS, PER_ROW: tl.constexpr, R: tl.constexpr):
-    """What each of R rows' logits are multiplied by, (R, 1)."""
+    """The factors of R rows' logits, (R, 1)."""
     if PER_ROW == 2:
         rows = row + tl.arange(0, R)
         scales = tl.load(inverse + view * ROWS + rows, mask=rows < ROWS, other=0.0) * scale

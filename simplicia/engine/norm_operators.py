@@ -1,17 +1,16 @@
 """BatchNorm per view as operators: Triton kernels that a compiler and autograd know.
 
 A channels-last map or a batch of vectors is a matrix of rows and channels, view after view. Maps are tall:
-sums are taken in parts, which the last program to be done settles, and applied by a second launch. Vectors
-are few: one program takes whole columns. Sums are float32 and in a fixed order, so results repeat bit for
-bit. Backward reads x and the gradient: a ReLU's mask (unless a residual was added) and a simplex's
-probabilities come from x again.
+many programs sum parts of the rows, the last program to finish adds the parts, and a second launch applies
+the result. Vectors are few: one program handles entire columns. Sums are float32 in a fixed order, so results
+repeat bit for bit. Backward reads x and the gradient: it computes a ReLU's mask (unless a residual was added)
+and a simplex's probabilities from x again.
 
 Programs are counted in ``arrived``, an int32 for each block of channels, 0 between launches. Each layer has
-its own, since layers run side by side on two streams. An operator leaves it as it was and so does not name it
-as mutated: autograd can keep it for backward however often forward runs, and a compiler copies nothing.
+its own, since layers run concurrently on two streams. An operator leaves it unchanged and therefore does not
+declare it as mutated: autograd can save it for backward, and a compiler copies nothing.
 """
 
-import os
 from typing import Any
 
 import torch
@@ -19,18 +18,18 @@ import triton
 from torch import Tensor
 
 from simplicia.engine import norm_kernels as kernels
+from simplicia.engine import runner
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the same kernels on a CPU, slowly
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-TILE = 4096  # elements a program has in hand at once
-AT_ONCE = 32  # parts of a sum that are read at once: with more, every program takes more registers
-BLOCK = 64  # channels of a map that a program takes, at most
+TILE = 4096  # elements a program holds at once
+PARTS_AT_ONCE = 32  # parts of a sum that are read at once: with more, every program takes more registers
+BLOCK = 64  # channels of a map per program, at most
 PROGRAMS = 264  # of a sum over a map: two for each multiprocessor of an H100 or H200
 
 
 def fits(x: Tensor, residual: Tensor | None = None) -> bool:
-    """Whether the kernels can read these tensors: rows of channels, and a residual that lies the same way."""
-    if not (x.is_cuda or INTERPRETED) or x.dtype not in DTYPES or x.dim() not in (2, 4):
+    """Whether the kernels can read these tensors: rows of channels, and a residual of the same layout."""
+    if not runner.runs_kernels(x.device) or x.dtype not in DTYPES or x.dim() not in (2, 4):
         return False
     if residual is not None and (residual.dtype != x.dtype or residual.shape != x.shape):
         return False
@@ -62,7 +61,7 @@ def view_statistics(
         return statistics
     tile, parts, chunk = _map_parts(rows, channels, views)
     partial = x.new_empty(views, 2, parts, channels, dtype=torch.float32)
-    kind = {"VIEWS": views, "C": channels, "P": AT_ONCE}
+    kind = {"VIEWS": views, "C": channels, "P": PARTS_AT_ONCE}
     kernels.sums[parts, triton.cdiv(channels, tile["B"]), views](
         x, partial, arrived, *running, chunk, **kind, **tile
     )
@@ -101,9 +100,9 @@ def normalise_backward(
     arrived: Tensor,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of x, weight, bias and residual; ``y`` is given where a residual was added.
+    """Gradients of x, weight, bias and residual; ``y`` is needed if a residual was added.
 
-    ``aside`` is a second gradient of an output that was given twice (with a residual only).
+    ``aside`` is the second gradient of an output that was returned twice (with a residual only).
     """
     views, channels = statistics.shape[1:]
     rows, dx = _rows(views, x, grad, aside, y), torch.empty_like(x)
@@ -126,7 +125,7 @@ def normalise_backward(
     given = grad, grad if aside is None else aside, x, x if y is None else y
     factors = torch.empty_like(statistics[:3])
     settled = partial, arrived, factors, *weights
-    sums = {"VIEWS": views, "FORKED": aside is not None, "P": AT_ONCE}
+    sums = {"VIEWS": views, "FORKED": aside is not None, "P": PARTS_AT_ONCE}
     kernels.gradient_sums[parts, blocks, views](
         *given, statistics, *settled, dresidual, rows, chunk, **sums, **kind, **tile
     )
@@ -148,8 +147,8 @@ def batch_simplicial(
 ) -> tuple[Tensor, Tensor]:
     """softmax(normalised x * scale) - 1/V for each simplex, computed in float32, and its log-normaliser.
 
-    ``inverse`` (one element, or one per row) multiplies the scale. Less its mean 1/V a near-uniform simplex
-    keeps its differences in 16 bits; adding 1/V gives the probabilities back.
+    ``inverse`` (one element, or one per row) multiplies the scale. Without its mean 1/V, a near-uniform
+    simplex keeps its differences in 16 bits; adding 1/V gives the probabilities.
     """
     views, channels = statistics.shape[1:]
     rows, centred, normaliser = _rows(views, x), torch.empty_like(x), _one_per_simplex(x, vertices)
@@ -235,7 +234,7 @@ def _simplicial_gradients(ctx: Any, grad: Tensor, _: Any) -> tuple:
 
 
 class Fork(torch.autograd.Function):
-    """``normalise`` with residual and ReLU, given twice: gradients of both are added where they are read."""
+    """``normalise`` with residual and ReLU, returned twice: backward adds both gradients as it reads them."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
@@ -265,8 +264,8 @@ def _in_rows(x: Tensor) -> bool:
 
 
 def _rows(views: int, x: Tensor, *others: Tensor | None) -> int:
-    """The rows of a view. Whoever compiles the graph must have kept the layouts that it was traced with."""
-    assert all(t is None or _in_rows(t) for t in (x, *others)), "a tensor lies otherwise than it is read"
+    """The rows of a view. A compiler must keep the layouts that it traced."""
+    assert all(t is None or _in_rows(t) for t in (x, *others)), "a tensor has an unexpected layout"
     return x.numel() // (views * x.shape[1])
 
 
@@ -280,7 +279,7 @@ def _map_tile(channels: int) -> dict[str, int]:
 
 
 def _map_parts(rows: int, channels: int, views: int) -> tuple[dict[str, int], int, int]:
-    """The tile, how many parts a view's rows are summed in, and the rows of a part."""
+    """The tile, the number of parts that a view's rows are summed in, and the rows of a part."""
     tile = _map_tile(channels)
     wanted = max(1, PROGRAMS // (views * triton.cdiv(channels, tile["B"])))
     chunk = triton.cdiv(triton.cdiv(rows, wanted), tile["R"]) * tile["R"]
@@ -288,7 +287,7 @@ def _map_parts(rows: int, channels: int, views: int) -> tuple[dict[str, int], in
 
 
 def _column_tile(rows: int, channels: int) -> dict[str, int]:
-    # 32 bytes of a row are what memory moves at least; more where that leaves enough programs
+    # memory moves at least 32 bytes of a row; more if that leaves enough programs
     block = 64 if channels >= 64 * PROGRAMS else min(16, triton.next_power_of_2(channels))
     return {"R": min(TILE // block, triton.next_power_of_2(rows)), "B": block, "num_warps": 8}
 
@@ -300,5 +299,5 @@ def _simplex_tile(vertices: int) -> dict[str, int]:
 
 
 def _per_row(inverse: Tensor | None) -> int:
-    """0: no tensor of temperatures, 1: one for all rows, 2: one for each."""
+    """0: no tensor of temperatures, 1: one for all rows, 2: one for each row."""
     return 0 if inverse is None else 1 if inverse.numel() == 1 else 2

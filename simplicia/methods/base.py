@@ -16,40 +16,37 @@ class Bottleneck(Protocol):
     """What a method asks of the module between encoder and projector."""
 
     out_features: int
-    blocks: int  # how many diagonal blocks the projector's first layer gets
-    penalty: float | Tensor  # of the last batch; its mean over the views is added to the method's loss
+    blocks: int  # diagonal blocks of the projector's first layer
+    penalty: float | Tensor  # of the last batch; a method adds its mean over the views to the loss
 
     def __call__(self, h: Tensor, temperature: Temperature | None = None) -> Tensor: ...
 
 
 class Output(NamedTuple):
-    """What a method returns for a batch: the loss, and per view what a monitor or a probe looks at."""
+    """A method's output for a batch: the loss, and what monitors and probes read of each view."""
 
     loss: Tensor
     features: tuple[Tensor, ...]  # the encoder's output, detached
-    embeddings: tuple[Tensor, ...]  # the bottleneck's output, detached, less ``missing``
-    missing: float = 0.0  # 1/V where a fast network hands out its simplices as the projector gets them
+    embeddings: tuple[Tensor, ...]  # the projector's input, detached: p - offset of simplices p
 
 
 class Branch(NamedTuple):
-    """One view's way through a network."""
+    """A network's outputs for one view."""
 
     features: Tensor
-    embedding: Tensor
+    embedding: Tensor  # the projector's input
     projection: Tensor
-    penalty: float | Tensor = 0.0  # the bottleneck's
+    penalty: float | Tensor = 0.0  # of the bottleneck
 
 
 class Network(nn.Module):
     """encoder -> bottleneck -> projector.
 
-    The projector is handed p - 1/V of a simplex. Where BatchNorm follows its first layer that is the same;
-    elsewhere a constant that its bias can absorb is missing, which as a part of the input would learn like a
-    bias at many times the rate. In 16 bits a near-uniform p would be left with a dozen levels.
+    The projector's input is p - offset, with offset = 1/V for simplices. If BatchNorm follows the projector's
+    first layer, this changes nothing. Elsewhere it removes a constant that the layer's bias can represent,
+    and that would learn like a bias at many times the rate. In 16 bits a near-uniform p has a dozen levels;
+    p - 1/V keeps its precision.
     """
-
-    encoded: Tensor | None = None  # the encoder's output, where a step computed it beforehand
-    missing = 0.0  # what the embeddings of its branches lack
 
     def __init__(self, encoder: nn.Module, bottleneck: Bottleneck, projector: nn.Module):
         super().__init__()
@@ -57,21 +54,33 @@ class Network(nn.Module):
         self.offset = 1 / bottleneck.vertices if isinstance(bottleneck, SimplicialEmbedding) else 0.0
 
     def forward(self, images: Tensor, temperature: Temperature | None = None) -> Branch:
-        features = self.features(images)
-        embedding = self.bottleneck(features, temperature)
-        centred = embedding - self.offset if self.offset else embedding
-        return Branch(features, embedding, self.projector(centred), self.bottleneck.penalty)
+        features = self.encoder(images)
+        embedding = self.embed(features, temperature)
+        return Branch(features, embedding, self.projector(embedding), self.bottleneck.penalty)
 
-    def features(self, images: Tensor) -> Tensor:
-        """The encoder's output."""
-        return self.encoder(images) if self.encoded is None else self.encoded
+    def embed(self, features: Tensor, temperature: Temperature | None = None) -> Tensor:
+        """The projector's input."""
+        embedding = self.bottleneck(features, temperature)
+        return embedding - self.offset if self.offset else embedding
+
+
+def apply_per_view(module: nn.Module, inputs: list[Tensor], *temperatures: Temperature | None) -> list:
+    """The module's output for each view, so that BatchNorm sees one view at a time.
+
+    A module with ``apply_jointly`` takes all views in one batch and separates them in its BatchNorm.
+    """
+    jointly = getattr(module, "apply_jointly", None)
+    if jointly is not None:
+        return jointly(inputs, *temperatures)
+    if not temperatures:
+        return [module(x) for x in inputs]
+    return [module(x, temperature) for x, temperature in zip(inputs, temperatures, strict=True)]
 
 
 class Method(nn.Module):
     """A self-supervised method: ``method([view1, view2]).loss``.
 
     Without a target network, view 1 uses the bottleneck's temperature and view 2 the second one (tau').
-    BatchNorm sees one view at a time.
     """
 
     def __init__(
@@ -84,7 +93,6 @@ class Method(nn.Module):
         super().__init__()
         self.online = Network(encoder, bottleneck, projector)
         self.second_temperature = second_temperature
-        self.joint = False  # both views in one batch, for modules whose BatchNorm tells them apart
 
     def forward(self, views: list[Tensor]) -> Output:
         if len(views) != 2:
@@ -94,36 +102,14 @@ class Method(nn.Module):
         loss = self.loss(views, branches) + penalty
         features = tuple(branch.features.detach() for branch in branches)
         embeddings = tuple(branch.embedding.detach() for branch in branches)
-        return Output(loss, features, embeddings, self.online.missing)
+        return Output(loss, features, embeddings)
 
     def branches(self, views: list[Tensor]) -> list[Branch]:
         """Each view through the online network, at its own temperature."""
-        return self.through(self.online, views, None, self.second_temperature)
-
-    def through(self, module: nn.Module, inputs: list[Tensor], *temperatures: Temperature | None) -> list:
-        """A module's output for each view: one after the other, or, if ``joint``, in one batch."""
-        if not self.joint:
-            if not temperatures:
-                return [module(x) for x in inputs]
-            return [module(x, t) for x, t in zip(inputs, temperatures, strict=True)]
-        arguments = (self._each_its_own(len(inputs[0]), temperatures),) if temperatures else ()
-        output = module(torch.cat(inputs), *arguments)
-        if isinstance(output, Branch):
-            parts = zip(*(part.chunk(len(inputs)) for part in output[:3]), strict=True)
-            return [Branch(*part)._replace(penalty=output.penalty) for part in parts]
-        return list(output.chunk(len(inputs)))
-
-    def _each_its_own(self, n: int, temperatures: tuple[Temperature | None, ...]) -> Temperature | None:
-        """Temperatures of views as one tensor for a joint batch; None if all are the bottleneck's own."""
-        if len(set(temperatures)) == 1:
-            return temperatures[0]
-        own = getattr(self.online.bottleneck, "temperature", 1.0)
-        device = next(self.parameters()).device
-        columns = [torch.ones(n, 1, 1, device=device) * (own if t is None else t) for t in temperatures]
-        return torch.cat(columns)
+        return apply_per_view(self.online, views, None, self.second_temperature)
 
     def chance(self, images: int) -> float | None:
-        """The loss of guessing, ln K, where the objective is a K-way guess, for a batch of so many images."""
+        """The loss of guessing, ln K, if the objective is a K-way guess on a batch of this many images."""
         return None
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
@@ -131,29 +117,28 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def schedule(self, step: int, total_steps: int, epoch: int) -> None:
-        """Set, before each step, what changes during training. All of it is in tensors except ``phase``."""
+        """Set what changes during training, before each step.
 
-    @property
-    def phase(self) -> int:
-        """Changes when the step's computation does, so that a captured step must be captured anew."""
-        return 0
+        Keep numbers in tensors: a captured step reads them without asking the host. A plain attribute
+        (bool, int, float or str) may change now and then; the engine then captures the step again.
+        """
 
     def rates(self) -> dict[str, Tensor]:
-        """A 0/1 multiplier for the updates of the parameters under a name: what is frozen at first."""
+        """0/1 multipliers for the updates of modules, by name: 0 freezes a module."""
         return {}
 
-    def after_part(self) -> None:
-        """Take a batch up into queues and centres, once its gradients are there, if no step follows yet."""
+    def after_micro_batch(self) -> None:
+        """Add a micro-batch to queues and centres, after its backward pass."""
 
     def after_step(self) -> None:
-        """Update averages and queues, after the optimiser's step."""
-        self.after_part()
+        """Update queues, centres and averages, after the optimiser's step."""
+        self.after_micro_batch()
 
 
 class TargetMethod(Method):
     """A method with a target network, the moving average of the online one.
 
-    The target starts as a copy, averages parameters only (its BatchNorms live on their own batches), and uses
+    The target starts as a copy, averages parameters only (its BatchNorms see their own batches), and uses
     the second temperature. Its momentum is a tensor that follows a cosine from first to final.
     """
 
@@ -171,27 +156,28 @@ class TargetMethod(Method):
         super().__init__(encoder, bottleneck, projector, second_temperature)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.momenta = momentum, final_momentum
-        self.follow = True  # False where the optimiser's own pass moves the target
         self.register_buffer("momentum", torch.tensor(momentum), persistent=False)
 
     def branches(self, views: list[Tensor]) -> list[Branch]:
-        return self.through(self.online, views, None, None)
+        return apply_per_view(self.online, views, None, None)
 
     @torch.no_grad()
     def targets(self, views: list[Tensor]) -> list[Tensor]:
         """The target network's projections."""
-        branches = self.through(self.target, views, self.second_temperature, self.second_temperature)
+        branches = apply_per_view(self.target, views, self.second_temperature, self.second_temperature)
         return [branch.projection for branch in branches]
 
     def schedule(self, step: int, total_steps: int, epoch: int) -> None:
         base, final = self.momenta
         self.momentum.fill_(final - (final - base) * (math.cos(math.pi * step / total_steps) + 1) / 2)
 
-    @torch.no_grad()
     def after_step(self) -> None:
-        super().after_step()
-        if not self.follow:
-            return
+        self.after_micro_batch()
+        self.update_target()
+
+    @torch.no_grad()
+    def update_target(self) -> None:
+        """Move the target network towards the online one."""
         rate = 1 - self.momentum
         for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):
             target.lerp_(online, rate.to(target.dtype))
@@ -210,9 +196,9 @@ class Queue(nn.Module):
 
     @torch.no_grad()
     def push(self, vectors: Tensor) -> None:
-        """Put (2, N, features) of every process in place of the oldest."""
+        """Replace the oldest vectors by (2, N, features) of every process."""
         size = self.vectors.shape[1]
         vectors = gather(vectors.transpose(0, 1)).transpose(0, 1)[:, -size:]
-        places = (self.pointer + torch.arange(vectors.shape[1], device=vectors.device)) % size
-        self.vectors.index_copy_(1, places, vectors.to(self.vectors.dtype))
+        slots = (self.pointer + torch.arange(vectors.shape[1], device=vectors.device)) % size
+        self.vectors.index_copy_(1, slots, vectors.to(self.vectors.dtype))
         self.pointer.copy_((self.pointer + vectors.shape[1]) % size)

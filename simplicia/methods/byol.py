@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.layers import mlp
-from simplicia.methods.base import Bottleneck, Branch, TargetMethod
+from simplicia.methods.base import Bottleneck, Branch, TargetMethod, apply_per_view
 from simplicia.methods.registry import register
 from simplicia.sem import Temperature
 from simplicia.settings import Range
@@ -31,6 +31,6 @@ class BYOL(TargetMethod):
         self.predictor = mlp(out, hidden, out)
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
-        first, second = self.through(self.predictor, [branch.projection for branch in branches])
+        first, second = apply_per_view(self.predictor, [branch.projection for branch in branches])
         target1, target2 = self.targets(views)
         return losses.byol(first, target2) + losses.byol(second, target1)

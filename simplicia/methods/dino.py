@@ -78,7 +78,7 @@ class DINO(TargetMethod):
         return {"online.projector.2": self.prototype_rate}
 
     @torch.no_grad()
-    def after_part(self) -> None:
+    def after_micro_batch(self) -> None:
         if self.batch_center is not None:
             self.center.lerp_(self.batch_center.to(self.center.dtype), 1 - self.center_momentum)
             self.batch_center = None

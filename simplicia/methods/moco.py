@@ -49,7 +49,7 @@ class MoCo(TargetMethod):
         second = losses.info_nce(query2, key1, queue1, self.temperature)
         return (first + second) / 2
 
-    def after_part(self) -> None:
+    def after_micro_batch(self) -> None:
         if self.keys is not None:
             self.queue.push(self.keys)
             self.keys = None

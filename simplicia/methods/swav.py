@@ -63,14 +63,10 @@ class SwAV(Method):
         self.prototype_rate.fill_(float(epoch >= self.frozen_epochs))
         self.queue_used = epoch >= self.queue_start
 
-    @property
-    def phase(self) -> int:
-        return int(self.queue_used)
-
     def rates(self) -> dict[str, Tensor]:
         return {"prototypes": self.prototype_rate}
 
-    def after_part(self) -> None:
+    def after_micro_batch(self) -> None:
         if self.vectors is not None:
             self.queue.push(self.vectors)
             self.vectors = None

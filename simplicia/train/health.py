@@ -22,8 +22,8 @@ def measure(method: Method, output: Output) -> dict[str, float]:
     }
     bottleneck = method.online.bottleneck
     if isinstance(bottleneck, SimplicialEmbedding):
-        # p - 1/V comes in 16 bits: a probability of 0 may be a little less
-        simplices = (output.embeddings[0].float() + output.missing).clamp_min(0)
+        # in 16 bits, p - 1/V of a probability 0 may be slightly below -1/V
+        simplices = (output.embeddings[0].float() + method.online.offset).clamp_min(0)
         figures["entropy"] = entropy(simplices, bottleneck.vertices).mean().item()
     return figures
 

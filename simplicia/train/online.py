@@ -57,7 +57,10 @@ class OnlineProbe:
     def learn(self, output: Output, indices: Tensor, lr: float = 0.1) -> None:
         """A step of SGD with momentum 0.9 and no weight decay, on both views. Never waits for the device."""
         features = torch.cat(output.features).float()
-        inputs = {"encoder": features, "sem": torch.cat(output.embeddings).float() + output.missing}
+        inputs = {
+            "encoder": features,
+            "sem": torch.cat(output.embeddings).float() + self.method.online.offset,
+        }
         inputs |= self._at_temperatures(features)
         labels = self.labels[indices].repeat(len(output.features))
         with torch.enable_grad():

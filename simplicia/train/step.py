@@ -1,12 +1,10 @@
 """One training step: views, forward, backward, optimiser, averages and queues.
 
-A batch that is larger than what the networks take at once goes through them in parts: BatchNorm and loss see
-one part at a time, queues and centres take up each, and the optimiser moves by the mean of their gradients.
-Everything random in it is a function of (seed, step, process), whatever ran before.
+Everything random in a step is a function of (seed, step, process), whatever ran before.
 """
 
 import importlib.util
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,9 +14,7 @@ from simplicia.data.augmentation import Views
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.devices import allow_variants
 from simplicia.errors import UserError, unknown
-from simplicia.layers import mixes_views
 from simplicia.methods import Method, Output
-from simplicia.methods.base import TargetMethod
 from simplicia.train import optim
 from simplicia.train.online import OnlineProbe
 from simplicia.train.recipe import Recipe
@@ -28,7 +24,11 @@ BACKEND = "inductor"  # of compiled steps
 
 
 class Step:
-    """The eager step, the reference for faster ones."""
+    """The eager step, the reference for the faster ones.
+
+    A batch larger than a micro-batch is accumulated: BatchNorm and the loss see one micro-batch at a time,
+    queues and centres take each, and the optimiser moves by the mean of their gradients.
+    """
 
     def __init__(
         self,
@@ -51,41 +51,30 @@ class Step:
 
     def __call__(self, step: int) -> Output:
         indices = self.prepare(step)
-        parts = self.recipe.accumulation_steps
-        places = self.data.fetch(step, indices).chunk(parts)
-        *before, last = zip(indices.chunk(parts), places, strict=True)
+        rows = self.data.fetch(step, indices)
+        accumulation_steps = self.recipe.accumulation_steps
+        micro_batches = list(
+            zip(indices.chunk(accumulation_steps), rows.chunk(accumulation_steps), strict=True)
+        )
         losses = []
-        for own, where in before:
+        for micro_indices, micro_rows in micro_batches[:-1]:
             with self._unsynchronised():
-                output = self._gradients(where)
-            self.method.after_part()
-            self._learn(output, own)
+                output = self._backward(micro_rows)
+            self.method.after_micro_batch()
+            self._learn(output, micro_indices)
             losses.append(output.loss)
-        output = self._gradients(last[1])
+        last_indices, last_rows = micro_batches[-1]
+        output = self._backward(last_rows)
         if self.recipe.optim.clip:
             self.fabric.clip_gradients(self.module, self.stepper, max_norm=self.recipe.optim.clip)
         self.stepper.step()
         self.stepper.zero_grad()
         self.method.after_step()
-        self._learn(output, last[0])
+        self._learn(output, last_indices)
         return output._replace(loss=torch.stack([*losses, output.loss]).mean())
 
-    def _gradients(self, places: Tensor) -> Output:
-        """Add the gradients of a part, at its share; its loss is only a number from then on."""
-        output = self.module(self.views(*self.data.gather(places)))
-        self.fabric.backward(output.loss / self.recipe.accumulation_steps)
-        return output._replace(loss=output.loss.detach())
-
-    def _learn(self, output: Output, indices: Tensor) -> None:
-        if self.probe is not None:
-            self.probe.learn(output, indices)
-
-    def _unsynchronised(self) -> Any:
-        """Gradients of several processes are averaged once, with those of the last part."""
-        return nullcontext() if self.fabric.world_size == 1 else self.fabric.no_backward_sync(self.module)
-
     def prepare(self, step: int) -> Tensor:
-        """Set all that depends on the step's number; returns which images it takes."""
+        """Set everything that depends on the step's number; returns the indices of its images."""
         epoch = step // self.data.batches
         torch.manual_seed(mix_seed(self.recipe.seed, step, self.data.rank))
         settings = self.recipe.optim
@@ -95,35 +84,45 @@ class Step:
         return self.data.indices(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that a checkpoint must hold to go on from here."""
+        """Everything a checkpoint needs to continue from here."""
         velocities = {
             f"velocity.{name}": self.optimizer.velocity(p)
             for name, p in self.method.named_parameters()
             if p.requires_grad
         }
-        own = {f"method.{name}": value for name, value in self.method.state_dict().items()}
-        return own | velocities | ({} if self.probe is None else self.probe.tensors())
+        weights = {f"method.{name}": value for name, value in self.method.state_dict().items()}
+        return weights | velocities | ({} if self.probe is None else self.probe.tensors())
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take over what ``tensors`` gave, except the method's own, which are loaded with its run."""
+        """Continue from the tensors of a checkpoint, after its weights were loaded into the method."""
         with torch.no_grad():
             for name, p in self.method.named_parameters():
                 if p.requires_grad:
                     self.optimizer.velocity(p).copy_(tensors[f"velocity.{name}"])
         if self.probe is not None:
             self.probe.load(tensors)
-        self.refresh()
 
     def finite(self) -> Tensor:
-        """Whether all weights are numbers; on the device."""
+        """Whether all trained weights are finite; on the device."""
         return torch.stack([p.isfinite().all() for p in self.method.parameters() if p.requires_grad]).all()
 
-    def refresh(self) -> None:
-        """Bring what was derived from the weights up to date, after they were loaded."""
+    def _backward(self, rows: Tensor) -> Output:
+        """Add the gradients of a micro-batch, at its share of the batch; detaches its loss."""
+        output = self.module(self.views(*self.data.gather(rows)))
+        self.fabric.backward(output.loss / self.recipe.accumulation_steps)
+        return output._replace(loss=output.loss.detach())
+
+    def _unsynchronised(self) -> AbstractContextManager:
+        """Processes average their gradients once, with those of the last micro-batch."""
+        return nullcontext() if self.fabric.world_size == 1 else self.fabric.no_backward_sync(self.module)
+
+    def _learn(self, output: Output, indices: Tensor) -> None:
+        if self.probe is not None:
+            self.probe.learn(output, indices)
 
 
 class CompiledStep(Step):
-    """Views and method compiled, nothing captured: for several GPUs, or where a step cannot be captured."""
+    """Compiles views and method: for several GPUs, or where a step cannot be captured."""
 
     def setup(self) -> None:
         allow_variants()
@@ -131,6 +130,34 @@ class CompiledStep(Step):
         self.views = compiled  # type: ignore[assignment]
         self.method.compile(dynamic=False, backend=BACKEND)  # in place: names of weights stay
         super().setup()
+
+
+class CapturedStep(Step):
+    """Replays the step as one CUDA graph: for one GPU."""
+
+    def setup(self) -> None:
+        from simplicia.engine.step_graph import StepGraph
+
+        self.graph = StepGraph(self.method, self.data, self.views, self.optimizer, self.probe)
+
+    def __call__(self, step: int) -> Output:
+        indices = self.prepare(step)
+        self.graph.load_batch(step, indices)
+        if self.graph.outdated:
+            self.graph.record()
+            self.prepare(step)  # recording drew random numbers: seed again
+        return self.graph.replay()
+
+    def tensors(self) -> dict[str, Tensor]:
+        merged = {f"method.{name}": weight for name, weight in self.graph.merged_weights().items()}
+        return super().tensors() | merged
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        super().load(tensors)
+        self.graph.refresh()
+
+    def finite(self) -> Tensor:
+        return self.graph.finite()
 
 
 def create(
@@ -151,28 +178,23 @@ def create(
     if engine == "auto":
         compiles = fabric.device.type == "cuda" and importlib.util.find_spec("triton") is not None
         engine = "captured" if obstacle is None else "compiled" if compiles else "eager"
-    if engine == "captured":
-        from simplicia.engine.captured import CapturedStep
-
-        return CapturedStep(recipe, method, data, views, fabric, probe)
-    kind = CompiledStep if engine == "compiled" else Step
-    return kind(recipe, method, data, views, fabric, probe)
+    kinds = {"eager": Step, "compiled": CompiledStep, "captured": CapturedStep}
+    return kinds[engine](recipe, method, data, views, fabric, probe)
 
 
 def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
-    """Why the step cannot be captured here."""
-    if fabric.device.type != "cuda":
-        return f"the device is {fabric.device.type}, not a GPU"
+    """Why a step cannot be captured; None if it can."""
     if fabric.world_size > 1:
         return "there are several processes"
-    if recipe.precision != "bf16":
-        return f"the precision is {recipe.precision}, not bf16"
     if recipe.optim.clip:
         return "gradients are clipped"
     if recipe.accumulation_steps > 1:
         return f"a batch is {recipe.accumulation_steps} micro-batches"
-    if kind := mixes_views(method):
-        return f"the encoder's {kind} cannot tell the two views of a batch apart"
-    if recipe.sem.second_temperature == 0 and not isinstance(method, TargetMethod):
-        return "sem.second_temperature is 0, which a batch of both views cannot have for one of them"
-    return None if importlib.util.find_spec("triton") else "triton is not installed"
+    if importlib.util.find_spec("simplicia.engine") is None:
+        return "simplicia.engine is not installed"
+    from simplicia import engine
+
+    reason = engine.obstacle(method, fabric.device)
+    if reason is None and recipe.precision != "bf16":
+        return f"the precision is {recipe.precision}, not bf16"
+    return reason

@@ -1,24 +1,24 @@
-"""The Triton kernels of ``fused.py``: where tensors lie comes from a table of addresses, one column a slot.
+"""The Triton kernels of ``update.py``. They read addresses of tensors from a table with one column per slot.
 
-Its rows: weight, gradient, velocity, target, copy, target's copy, rate, and what both copies lack. ALIGNED
-says that sizes and addresses allow sixteen bytes at a time, HALVES that weights are in halves.
+Its rows: weight, gradient, velocity, target, copy, target's copy, rate, and the remainders of both copies.
+ALIGNED: sizes and addresses allow accesses of sixteen bytes. HALVES: weights are stored in two halves.
 """
 
 import triton
 import triton.language as tl
 
-NAN = tl.constexpr(0x7FC00000)  # one that rounding leaves what it is; a GPU's own becomes 0
+NAN = tl.constexpr(0x7FC00000)  # rounding keeps this NaN; a GPU's own NaN would become 0
 
 
 @triton.jit
 def _join(high, low):
-    """What ``whole`` does."""
+    """As ``merge_halves``."""
     return ((high.to(tl.int32) << 16) + low.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _part(value):
-    """What ``halve`` does."""
+    """As ``halve``."""
     bits = tl.where(value == value, value.to(tl.int32, bitcast=True), NAN)
     high = (bits + 0x8000) >> 16
     return high.to(tl.int16), (bits - (high << 16)).to(tl.int16)
@@ -26,7 +26,7 @@ def _part(value):
 
 @triton.jit
 def _span(chunk, owner, place, size, CHUNK: tl.constexpr, ALIGNED: tl.constexpr):
-    """A chunk's slot, and where in it the chunk starts and ends."""
+    """A chunk's slot, start and end."""
     slot = tl.load(owner + chunk)
     start = tl.load(place + chunk).to(tl.int64) * CHUNK
     end = tl.minimum(tl.load(size + slot), start + CHUNK)
@@ -46,7 +46,7 @@ def _at(address, kind: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _end(address, start, end, ALIGNED: tl.constexpr):
-    """Where a chunk ends in a tensor that may not be there."""
+    """The end of a chunk in an optional tensor: its start if there is no tensor."""
     end = tl.where(address != 0, end, start)
     if ALIGNED:
         end = tl.multiple_of(end, 8)
@@ -55,7 +55,7 @@ def _end(address, start, end, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _gradient(address, half, offsets, inside, ALIGNED: tl.constexpr, HALVES: tl.constexpr):
-    if HALVES:  # noqa: SIM114 -- always of 16 bits; without a branch it can be loaded ahead
+    if HALVES:  # noqa: SIM114 -- always 16 bits; without a branch the load can be prefetched
         g = tl.load(_at(address, tl.bfloat16, ALIGNED) + offsets, mask=inside, other=0.0).to(tl.float32)
     elif half == 1:
         g = tl.load(_at(address, tl.bfloat16, ALIGNED) + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -170,7 +170,7 @@ def move(
             offsets = at + tl.arange(0, BLOCK)
             inside = offsets < end
             followed = offsets < (target_copy_end if HALVES else target_end)
-            # all loads first: they wait together
+            # all loads first, so that their latencies overlap
             if HALVES:
                 upper = tl.load(copy + offsets, mask=inside, other=0)
                 lower = tl.load(low + offsets, mask=inside, other=0)

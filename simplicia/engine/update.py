@@ -1,11 +1,11 @@
-"""LARS, SGD and the moving average in one pass over memory, for all tensors at once.
+"""LARS, SGD and the moving average of the target in one pass over memory, for all tensors at once.
 
-The arithmetic is that of ``optim.LARS`` and ``TargetMethod.after_step``. One pass reads weight, gradient,
-momentum and target and writes weight, momentum, target and the 16-bit copies that the next forward uses.
+The arithmetic is that of ``train.optim.LARS`` and ``TargetMethod.update_target``. One pass reads weight,
+gradient, momentum and target and writes weight, momentum, target and the 16-bit copies for the next forward.
 
-A large weight can be kept in two halves (``halve``): its 16-bit copy, and the 16 bits that the copy lacks.
-Together they are the 32-bit weight, to the last bit, and the copy is no longer written beside it: an eighth
-less to move, and a third less to hold.
+A large weight can be stored in two halves (``halve``): its 16-bit copy, and the 16 bits that the copy lacks.
+Together they are the exact 32-bit weight, and the copy needs no extra write: an eighth less to move, and a
+third less to store.
 """
 
 from dataclasses import dataclass
@@ -14,20 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simplicia.engine import fused_kernels as kernels
+from simplicia.engine import update_kernels as kernels
+from simplicia.engine.runner import runs_kernels
 from simplicia.errors import UserError
 
-CHUNK = 16384  # of one tensor, what a program takes at a time
-BLOCK = 2048  # of a chunk, what is in flight at once
-# Of weights in halves: few programs, which load ahead what they will need, move as much as many that do not,
-# and leave the other multiprocessors to what runs beside them.
+CHUNK = 16384  # numbers of one tensor per program
+BLOCK = 2048  # numbers of a chunk in flight at once
+# For weights in halves: few programs that prefetch move as much as many that do not, and leave the other
+# multiprocessors to concurrent work.
 LARGE_CHUNK, LARGE_BLOCK = 1 << 18, 4096
-AHEAD = 3  # blocks, counted from the one at hand
-BYTES = 14  # of each number: halves of weight and target, velocity, gradient
+AHEAD = 3  # blocks in the pipeline, the current one included
+BYTES = 14  # per number: halves of weight and target, velocity, gradient
 
 
 def _large_block(device: torch.device) -> int:
-    """As many numbers at once as a multiprocessor has room for, with those that are on their way."""
+    """The largest block whose pipeline fits a multiprocessor's shared memory."""
     block = LARGE_BLOCK
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
@@ -45,9 +46,9 @@ def _programs(device: torch.device) -> int:
 
 @dataclass
 class Slot:
-    """A weight and what goes with it. All tensors of a slot have the same shape and memory layout."""
+    """A weight and the tensors that move with it, all of the same shape and memory layout."""
 
-    weight: Tensor  # float32; where ``low`` is given only its shape counts
+    weight: Tensor  # float32; only its shape counts if ``low`` is set
     source: Tensor  # the tensor whose .grad is this weight's: itself, or its 16-bit copy
     velocity: Tensor
     decay: float
@@ -55,18 +56,20 @@ class Slot:
     target: Tensor | None = None  # float32
     target_copy: Tensor | None = None  # bfloat16, of the target
     rate: Tensor | None = None  # 0-d: multiplies the update
-    low: Tensor | None = None  # int16, with the copy in ``source`` the whole weight
-    target_low: Tensor | None = None  # the same of the target
+    low: Tensor | None = None  # int16: the bits that the copy in ``source`` lacks
+    target_low: Tensor | None = None  # the same for the target
 
 
 class FusedUpdate:
-    """``update()`` moves every slot. Addresses come from tables: gradients may be a captured graph's.
+    """``update()`` moves every slot, by kernels, or by PyTorch where no kernels run.
 
-    Either all slots are in halves, or none is.
+    Kernels read addresses from tables, so gradients may belong to a captured graph. Either all slots are in
+    halves, or none is.
     """
 
     def __init__(self, slots: list[Slot], lr: Tensor, momentum: float, eta: float, ema: Tensor | None):
         device = lr.device
+        self.runs_kernels = runs_kernels(device)
         self.slots, self.lr, self.momentum, self.eta = slots, lr, momentum, eta
         self.one = torch.ones((), device=device)
         self.ema = self.one if ema is None else ema
@@ -87,8 +90,8 @@ class FusedUpdate:
         self.ratio = torch.ones(len(slots), device=device)
         self.pointers = torch.zeros(9, len(slots), dtype=torch.int64, device=device)
         self.half_grad = torch.zeros(len(slots), dtype=torch.int32, device=device)
-        # sixteen bytes at a time, eight numbers of 16 bits, need sizes (and addresses, which the allocator
-        # gives) that allow it
+        # accesses of sixteen bytes (eight 16-bit numbers) need sizes that are multiples of eight; the
+        # allocator aligns addresses
         self.options = {
             "CHUNK": chunk,
             "BLOCK": _large_block(device) if halves else BLOCK,
@@ -101,7 +104,7 @@ class FusedUpdate:
         self.half_velocity = slots[0].velocity.dtype == torch.bfloat16
 
     def find_gradients(self) -> None:
-        """Read where everything lies now; to be called when gradients have their final addresses."""
+        """Read all addresses, once gradients have their final ones."""
 
         def address(tensor: Tensor | None) -> int:
             return 0 if tensor is None else tensor.data_ptr()
@@ -111,33 +114,40 @@ class FusedUpdate:
             grad = slot.source.grad
             if grad is None:
                 shape = tuple(slot.weight.shape)
-                raise UserError(f"a weight of shape {shape} gets no gradient, which --engine eager allows")
-            assert grad.stride() == slot.velocity.stride(), "a gradient lies otherwise"
+                raise UserError(f"a weight of shape {shape} gets no gradient; --engine eager allows that")
+            assert grad.stride() == slot.velocity.stride(), "a gradient has another layout than its weight"
             copy = slot.source if slot.source.dtype == torch.bfloat16 else None
             rate = self.one if slot.rate is None else slot.rate
-            followed = slot.target, copy, slot.target_copy
-            tensors = slot.weight, grad, slot.velocity, *followed, rate, slot.low, slot.target_low
+            averaged = slot.target, copy, slot.target_copy
+            tensors = slot.weight, grad, slot.velocity, *averaged, rate, slot.low, slot.target_low
             rows.append([address(t) for t in tensors])
             half.append(int(grad.dtype == torch.bfloat16))
         self.pointers.copy_(torch.tensor(rows).T)
         self.half_grad.copy_(torch.tensor(half))
 
     def measure_weights(self) -> None:
-        """Take the weights' norms, which each update then keeps up to date."""
-        self._launch(kernels.square, len(self.owner), self.squares, WEIGHTS=True)
+        """Compute the weights' norms, which each update then keeps current."""
+        if self.runs_kernels:
+            self._launch(kernels.square, len(self.owner), self.squares, WEIGHTS=True)
 
     def rehearse(self) -> None:
         """Compile the kernels by an update that changes nothing."""
-        kept = self.lr, self.ema, self.momentum, self.pointers[6].clone()
+        if not self.runs_kernels:
+            return
+        settings = self.lr, self.ema, self.momentum, self.pointers[6].clone()
         zero = torch.zeros_like(self.one)
         self.lr, self.ema, self.momentum = zero, self.one, 1.0
         self.pointers[6] = zero.data_ptr()
         self.update()
-        self.lr, self.ema, self.momentum = kept[:3]
-        self.pointers[6] = kept[3]
+        self.lr, self.ema, self.momentum = settings[:3]
+        self.pointers[6] = settings[3]
 
     def update(self) -> None:
         """One step of all weights, momenta, targets and copies."""
+        if not self.runs_kernels:
+            for slot in self.slots:
+                self._update_plainly(slot)
+            return
         count, chunks = len(self.slots), len(self.owner)
         self._launch(kernels.square, chunks, self.squares, WEIGHTS=False)
         of_slots = self.first, self.decay, self.trusted
@@ -147,14 +157,48 @@ class FusedUpdate:
         changing = self.ratio, self.decay, self.lr, self.ema, self.squares, self.momentum
         self._launch(kernels.move, self.programs, *changing, HALF_VELOCITY=self.half_velocity)
 
+    @torch.no_grad()
+    def _update_plainly(self, slot: Slot) -> None:
+        """What the kernels compute, for one slot."""
+        assert slot.source.grad is not None
+        copy, grad = slot.source.detach(), slot.source.grad.float()
+        weight = slot.weight if slot.low is None else merge_halves(copy, slot.low)
+        p_norm, g_norm = weight.norm(), grad.norm()
+        ratio = self.eta * p_norm / (g_norm + slot.decay * p_norm + 1e-8) / self.lr.clamp_min(1e-12)
+        trusted = (p_norm > 0) & (g_norm > 0) & slot.trust
+        rate = self.one if slot.rate is None else slot.rate
+        share = torch.where(trusted, ratio.clamp_max(1.0), 1.0) * rate
+        velocity = self.momentum * slot.velocity.float() + share * (grad + slot.decay * weight)
+        slot.velocity.copy_(velocity)
+        moved = weight - self.lr * velocity
+        _store(moved, slot.weight, copy if copy.dtype == torch.bfloat16 else None, slot.low)
+        if slot.target is not None or slot.target_low is not None:
+            target = slot.target
+            if slot.target_low is not None and slot.target_copy is not None:
+                target = merge_halves(slot.target_copy, slot.target_low)
+            assert target is not None
+            average = target + (1 - self.ema) * (moved - target)
+            _store(average, slot.target, slot.target_copy, slot.target_low)
+
     def _launch(self, kernel: Any, programs: int, *arguments: Any, **more: Any) -> None:
         tables = self.pointers, self.half_grad, self.owner, self.place, self.size
         sizes = len(self.slots), len(self.owner)
         kernel[(programs,)](*tables, *arguments, *sizes, **more, **self.options)
 
 
+def _store(value: Tensor, weight: Tensor | None, copy: Tensor | None, low: Tensor | None) -> None:
+    """Write a weight in 32 bits and its 16-bit copy, or its two halves."""
+    if low is not None and copy is not None:
+        low.copy_(halve(value, copy))
+        return
+    if weight is not None:
+        weight.copy_(value)
+    if copy is not None:
+        copy.copy_(value)
+
+
 def halve(weight: Tensor, copy: Tensor) -> Tensor:
-    """Write a weight's upper half, rounded, to its 16-bit copy; returns what the copy lacks, as int16."""
+    """Write a weight, rounded, to its 16-bit copy; returns the bits that the copy lacks, as int16."""
     low = torch.empty(weight.shape, dtype=torch.int16, device=weight.device)
     parts = weight, copy.view(torch.int16), low
     for numbers, upper, lower in zip(*(part.view(-1).split(1 << 24) for part in parts), strict=True):
@@ -166,7 +210,7 @@ def halve(weight: Tensor, copy: Tensor) -> Tensor:
 
 
 def merge_halves(copy: Tensor, low: Tensor) -> Tensor:
-    """The weight of two halves, in the host's memory."""
+    """The 32-bit weight of two halves, in host memory."""
     weight = torch.empty(copy.shape)
     parts = weight.view(torch.int32), copy.view(torch.int16), low
     for bits, upper, lower in zip(*(part.view(-1).split(1 << 24) for part in parts), strict=True):
