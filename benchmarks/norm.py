@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from simplicia.engine.norm import fuse
-from simplicia.layers import activate, normalise_by_view
+from simplicia.engine.adapted import replace_modules
+from simplicia.engine.joint import JointNetwork
+from simplicia.engine.norm import PerViewBatchNorm1d, PerViewBatchNorm2d, fuse_norms
+from simplicia.layers import activate
 from simplicia.methods.base import Network
 from simplicia.provenance import commit, versions
 from simplicia.sem import SimplicialEmbedding
@@ -36,7 +38,7 @@ class Simplices(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
-            return self.network(x).projection.to(x.dtype)
+            return self.network.embed(x).to(x.dtype)
 
 
 class Activated(nn.Module):
@@ -90,8 +92,9 @@ def compare(name: str, module: nn.Module, shape: tuple[int, ...], passes: tuple[
     torch._dynamo.reset()
     module = module.cuda()
     fast, plain = copy.deepcopy(module), module
-    normalise_by_view(plain)
-    fuse(fast)
+    replace_modules(plain, {nn.BatchNorm1d: PerViewBatchNorm1d, nn.BatchNorm2d: PerViewBatchNorm2d})
+    fuse_norms(fast)
+    replace_modules(fast, {Network: JointNetwork})
     tensors = inputs(shape, 2 if "residual" in name else 1)
     grad = torch.randn_like(tensors[0][0])
     row: dict[str, Any] = {"name": name, "shape": list(shape)}

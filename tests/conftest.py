@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -11,3 +12,16 @@ settings.load_profile("simplicia")
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one worker per core, and the same for the processes it starts
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items):
+    """Without a GPU, skip tests marked ``gpu``, and ``kernels`` unless Triton interprets them."""
+    has_gpu, interpreted = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
+    for item in items:
+        if item.get_closest_marker("kernels") and has_gpu:
+            item.add_marker(pytest.mark.gpu)
+        if item.get_closest_marker("gpu") and not has_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if item.get_closest_marker("kernels") and not (has_gpu or interpreted):
+            item.add_marker(pytest.mark.skip(reason="test_kernels.py runs it in Triton's interpreter"))

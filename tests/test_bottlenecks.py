@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import simplicia
 from simplicia import bottlenecks, encoders, methods, simplicial
 from simplicia.evaluate.knn import knn
-from simplicia.layers import normalise_by_view
 from simplicia.representation import represent
 from simplicia.run import Run
 from simplicia.settings import with_changes
@@ -221,22 +220,6 @@ def test_the_penalty_is_the_mean_over_both_views(name):
         penalties.append(by_hand.bottleneck.penalty)
     assert penalties[0] != penalties[1]
     torch.testing.assert_close(losses[0] - losses[1], sum(penalties) / 2, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("bottleneck", ["embed", "vq"])
-@pytest.mark.parametrize("name", methods.names())
-def test_views_in_one_batch_give_the_same_as_views_one_by_one(name, bottleneck):
-    apart = method_with(name, bottleneck)
-    joint = copy.deepcopy(apart)
-    normalise_by_view(joint)
-    joint.joint = True
-    outputs = []
-    for method in (apart, joint):
-        torch.manual_seed(1)
-        outputs.append(method(views()))
-    torch.testing.assert_close(outputs[0].loss, outputs[1].loss, rtol=1e-4, atol=1e-4)
-    for (key, a), b in zip(apart.state_dict().items(), joint.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
 
 
 @pytest.mark.parametrize("bottleneck", ["gumbel", "vq"])

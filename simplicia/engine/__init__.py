@@ -1,8 +1,8 @@
 """The fast path on one GPU: CUDA-graph capture, Triton kernels, a fused optimiser update.
 
 Optional: without this folder the trainer runs eager or compiled steps. ``obstacle`` says why a step cannot
-be captured, and ``step_graph.StepGraph`` computes one. The engine adapts a method from outside
-(``joint.adapt``): it replaces layers by faster ones that share their parameters, and methods do not know.
+be captured, and ``step_graph.StepGraph`` computes one. The engine adapts a method from outside: it
+replaces layers by faster ones that share their parameters (``joint.join_views``, ``copies.copy_weights``).
 """
 
 import importlib.util

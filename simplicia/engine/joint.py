@@ -1,24 +1,22 @@
-"""Modules that take both views of a batch at once, and ``adapt``, which prepares a method for the engine."""
+"""Modules that take both views of a batch at once, and ``join_views``, which makes a method use them."""
 
 import torch
 from torch import Tensor, nn
 
-from simplicia.bottlenecks import VectorQuantised
+from simplicia.bottlenecks.vq import VectorQuantised
 from simplicia.engine.adapted import Adapted, replace_modules
-from simplicia.engine.copies import copy_weights
 from simplicia.engine.norm import VIEWS, FusedBatchNorm1d, FusedSimplicialEmbedding, fuse_norms
 from simplicia.errors import UserError
 from simplicia.methods.base import Branch, Method, Network
 from simplicia.sem import SimplicialEmbedding, Temperature
 
 
-def adapt(method: Method) -> None:
-    """Replace a method's layers, in place, by the engine's; parameters, buffers and names stay.
+def join_views(method: Method) -> None:
+    """Make a method's networks and heads take both views in one batch: half as many launches, twice as large.
 
-    Networks and heads then take both views in one batch: half as many launches, twice as large.
+    Replaces modules in place; parameters, buffers and names stay.
     """
     fuse_norms(method)
-    copy_weights(method)
     replace_modules(method, {VectorQuantised: JointVectorQuantised})
     replace_modules(method, {Network: JointNetwork})
     for name, head in list(method.named_children()):

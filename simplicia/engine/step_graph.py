@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from simplicia.data.loaders import DeviceLoader
 from simplicia.encoders import ResNet
 from simplicia.engine import copies
-from simplicia.engine.joint import JointNetwork, adapt
+from simplicia.engine.joint import JointNetwork, join_views
 from simplicia.engine.runner import CudaRunner, PlainRunner, Runner
 from simplicia.engine.update import FusedUpdate, Slot, halve, merge_halves
 from simplicia.methods import Method, Output
@@ -59,7 +59,8 @@ class StepGraph:
         self.probe = probe
         self.device = data.images.device
         self.runner: Runner = CudaRunner() if self.device.type == "cuda" else PlainRunner()
-        adapt(method)
+        join_views(method)
+        copies.copy_weights(method)
         online: Any = method.online
         self.online: JointNetwork = online
         self.target: Any = method.target if isinstance(method, TargetMethod) else None

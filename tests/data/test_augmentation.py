@@ -405,7 +405,7 @@ def test_views_compile_to_one_graph(aspect_ratios):
         assert_close(a, b)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_views_can_be_captured_in_a_cuda_graph():
     views, images = V.Views(BYOL, 32, MEAN, STD), uint8_images().cuda()
     aspect_ratios = torch.linspace(0.5, 2, len(images), device="cuda")

@@ -1,4 +1,4 @@
-"""Triton kernels without a GPU: their tests once more, in a process that has them interpreted."""
+"""Triton kernels without a GPU: runs the tests marked ``kernels`` in processes that interpret them."""
 
 import os
 import subprocess
@@ -9,19 +9,18 @@ import pytest
 import torch
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run in their own tests")
-@pytest.mark.parametrize("file", ["evaluate/test_multi_temperature.py", "engine/test_norm.py"])
-def test_kernels_in_the_interpreter(file):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPU runs the kernels")
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("evaluate/test_multi_temperature.py", "engine/test_norm.py"),
+        ("engine/test_update.py", "engine/test_captured.py"),
+    ],
+)
+def test_kernels_in_the_interpreter(files):
     pytest.importorskip("triton")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        Path(__file__).parents[1] / file,
-    ]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}  # must be set before triton is first imported
+    paths = [Path(__file__).parents[1] / file for file in files]
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "kernels", "-p", "no:cacheprovider", *paths]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}  # triton reads it when imported
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr

@@ -1,7 +1,6 @@
-"""The BatchNorm kernels against BatchNorm in float64. Without a GPU test_kernels.py has them interpreted."""
+"""The BatchNorm kernels against BatchNorm in float64; test_kernels.py has them interpreted without a GPU."""
 
 import copy
-import os
 import re
 
 import pytest
@@ -11,13 +10,18 @@ from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
 
 from simplicia import SimplicialEmbedding, bottlenecks, encoders, methods, simplicial
-from simplicia.layers import activate, mlp, normalise_by_view
+from simplicia.engine import runner
+from simplicia.layers import activate, mlp
+from simplicia.methods.base import Network
+
+pytest.importorskip("triton")
+from simplicia.engine.joint import JointNetwork, join_views
+from simplicia.engine.norm import FusedSimplicialEmbedding, fuse_norms
 
 GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # by test_kernels.py
 DEVICE = "cuda" if GPU else "cpu"
-kernels = pytest.mark.skipif(not (GPU or INTERPRETED), reason="runs in the interpreter's own process")
-gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
+kernels = pytest.mark.kernels
+gpu = pytest.mark.gpu
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest value; bf16 has 8 bits
 
 
@@ -30,11 +34,9 @@ def close(ours, exact, dtype=torch.float32, logits=1.0):
 
 
 def fused(norm):
-    from simplicia.engine.norm import fuse
-
-    norm = nn.Sequential(norm).to(DEVICE)
-    fuse(norm)
-    return norm[0]
+    module = nn.Sequential(norm).to(DEVICE)
+    fuse_norms(module)
+    return module[0]
 
 
 def batch_norm(channels, dims):
@@ -54,7 +56,7 @@ def twins(*shape, dtype):
 
 
 def by_view(norm, x):
-    """What is claimed: the views through the layer one after the other."""
+    """The reference: the views through the layer one after the other."""
     return torch.cat([norm(part) for part in x.chunk(2)])
 
 
@@ -88,7 +90,7 @@ if not GPU:  # the interpreter is slow: every shape, and every kind in both prec
 
 @kernels
 @pytest.mark.parametrize("shape, kind, dtype", LAYERS)
-def test_batch_norm_is_that_of_each_view(shape, kind, dtype):
+def test_batch_norm_normalises_each_view(shape, kind, dtype):
     exact = batch_norm(shape[1], len(shape)).double()
     norm = fused(copy.deepcopy(exact).float())
     x, x64 = twins(*shape, dtype=dtype)
@@ -128,16 +130,14 @@ if not GPU:  # every size, and every temperature, each precision twice
 
 @kernels
 @pytest.mark.parametrize("size, temperature, dtype", SIMPLICES)
-def test_simplices_are_those_of_each_view(size, temperature, dtype):
-    from simplicia.engine.norm import _FusedSimplicial
-
+def test_simplices_match_those_of_each_view(size, temperature, dtype):
     torch.manual_seed(0)
     simplices, vertices, rows = size
     features = simplices * vertices
     exact = batch_norm(features, 2).double()
     sem = SimplicialEmbedding(features, simplices, vertices, embedder="identity")
     sem.norm = fused(copy.deepcopy(exact).float())
-    sem.__class__ = _FusedSimplicial
+    sem = FusedSimplicialEmbedding(sem)
     given = temperature
     if temperature == "scalar":
         temperature, given = 0.3, torch.tensor(0.3, device=DEVICE)
@@ -159,7 +159,7 @@ def test_simplices_are_those_of_each_view(size, temperature, dtype):
 
 
 @kernels
-def test_a_mean_far_from_zero_costs_the_gradient_nothing():
+def test_gradients_are_exact_for_a_mean_far_from_zero():
     exact = batch_norm(16, 4).double()
     norm = fused(copy.deepcopy(exact).float())
     x, _ = twins(8, 16, 8, 8, dtype=torch.float32)
@@ -182,7 +182,7 @@ def test_a_layer_repeats_bit_for_bit_and_leaves_its_counters_at_zero():
     norm = fused(batch_norm(100, 4))
     start = copy.deepcopy(norm.state_dict())
     assert "arrived" not in start
-    found = []
+    results = []
     for _ in range(3):
         norm.load_state_dict(start)
         norm.zero_grad()
@@ -191,13 +191,13 @@ def test_a_layer_repeats_bit_for_bit_and_leaves_its_counters_at_zero():
         y.backward(grad)
         assert norm.arrived.shape == (2,) and not norm.arrived.any()  # one of 64 channels, one of 36
         gradients = [t.grad for t in (*inputs, norm.weight, norm.bias)]
-        found.append([y.detach(), *gradients, norm.running_mean.clone(), norm.running_var.clone()])
-    for again in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], again, strict=True))
+        results.append([y.detach(), *gradients, norm.running_mean.clone(), norm.running_var.clone()])
+    for again in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], again, strict=True))
 
 
 @kernels
-def test_layers_whose_calls_take_turns_do_not_meet():
+def test_interleaved_calls_of_layers_do_not_interfere():
     """Forward of all before backward of any, and one layer's twice: each count is over before the next."""
     exact = [batch_norm(channels, 4).double() for channels in (16, 100)]
     norms = [fused(copy.deepcopy(norm).float()) for norm in exact]
@@ -219,9 +219,9 @@ def test_layers_whose_calls_take_turns_do_not_meet():
         assert not norm.arrived.any()
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.skipif(runner.INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("name", ["sums", "gradient_sums"])
-def test_the_last_program_reads_what_the_others_have_stored(name):
+def test_the_last_program_reads_after_all_others_have_stored(name):
     """In the code for an H200, which takes none: store, wait, count, wait, and only then read, past L1."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
@@ -234,7 +234,7 @@ def test_the_last_program_reads_what_the_others_have_stored(name):
         "C": 128,
         "R": 64,
         "B": 64,
-        "P": norm_operators.AT_ONCE,
+        "P": norm_operators.PARTS_AT_ONCE,
         "VIEWS": 2,
         "RELU": True,
         "RESIDUAL": False,
@@ -259,32 +259,27 @@ def test_the_last_program_reads_what_the_others_have_stored(name):
 
 
 @kernels
-def test_other_layouts_take_the_plain_way():
+def test_other_layouts_fall_back_to_pytorch():
     norm = batch_norm(6, 4)
     plain = copy.deepcopy(norm).to(DEVICE)
-    normalise_by_view(holder := nn.Sequential(plain))
     norm = fused(norm)
     x = torch.randn(4, 6, 5, 5, device=DEVICE)
-    torch.testing.assert_close(activate(norm, x, x), F.relu(holder(x) + x))
-    torch.testing.assert_close(norm.eval()(x), holder.eval()(x))
+    torch.testing.assert_close(activate(norm, x, x), F.relu(by_view(plain, x) + x))
+    torch.testing.assert_close(norm.eval()(x), plain.eval()(x))
 
 
 @kernels
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_method_trains_as_with_plain_layers(monkeypatch, compiled):
-    """Heads, residuals, shortcuts, simplices, joined; as one compiled graph, or not, with forked outputs."""
-    from simplicia.engine.norm import fuse
-
+    """Heads, residuals, shortcuts and simplices, compiled to one graph, or eager with forked outputs."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its 10 bits would hide what is compared
     torch.manual_seed(0)
     encoder = encoders.create("tiny")
     sem = bottlenecks.create("sem", encoder.out_features, simplices=16, vertices=5, temperature=0.5)
     plain = methods.create("byol", encoder, sem, second_temperature=0.7, hidden=64).to(DEVICE)
     plain.to(memory_format=torch.channels_last)
-    plain.joint = True
     fast = copy.deepcopy(plain)
-    normalise_by_view(plain)
-    fuse(fast)
+    join_views(fast)
     assert list(fast.state_dict()) == list(plain.state_dict())
     views = [torch.randn(4, 3, 16, 16, device=DEVICE).to(memory_format=torch.channels_last) for _ in "12"]
     used = set()
@@ -303,9 +298,7 @@ def test_a_method_trains_as_with_plain_layers(monkeypatch, compiled):
         one, two = plain(views), fast(views)
         assert forked == [True, True, False]
     torch.testing.assert_close(one.loss, two.loss, rtol=1e-4, atol=1e-5)
-    assert one.missing == 0 and two.missing == fast.online.offset
-    whole = tuple(part + two.missing for part in two.embeddings)
-    torch.testing.assert_close(one.embeddings, whole, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(one.embeddings, two.embeddings, rtol=1e-3, atol=1e-4)
     one.loss.backward()
     two.loss.backward()
     scale = max(p.grad.abs().max() for p in plain.parameters() if p.grad is not None)
@@ -321,21 +314,18 @@ def test_a_method_trains_as_with_plain_layers(monkeypatch, compiled):
 
 @kernels
 def test_the_relu_of_a_head_joins_its_norm():
-    from simplicia.engine.norm import fuse
-
     torch.manual_seed(0)
     head = mlp(12, 24, 6, layers=3).to(DEVICE)
     plain = copy.deepcopy(head)
-    normalise_by_view(plain)
-    fuse(head)
+    fuse_norms(head)
     assert not any(type(part) is nn.ReLU for part in head)
     x = torch.randn(10, 12, device=DEVICE)
-    torch.testing.assert_close(head(x), plain(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(head(x), by_view(plain, x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(head.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-5)
 
 
 @kernels
-def test_the_operators_keep_their_promises():
+def test_operators_pass_opcheck():
     """Schemas, shapes and strides without data, and autograd under a compiler, as PyTorch checks them."""
     from simplicia.engine import norm_operators as norm
 
@@ -351,6 +341,29 @@ def test_the_operators_keep_their_promises():
     torch.library.opcheck(norm.normalise, (x, weight, bias, table, arrived, None, False))
     vectors = torch.randn(6, 8, device=DEVICE, requires_grad=True)
     torch.library.opcheck(norm.batch_simplicial, (vectors, weight, bias, table, None, 2.0, 4))
+
+
+@gpu
+def test_simplices_at_the_papers_size_match_float64():
+    torch.manual_seed(0)
+    sem = bottlenecks.create("sem", 65_000, simplices=5000, vertices=13, embedder="identity").cuda()
+    nn.init.normal_(sem.norm.weight, 1, 0.2)
+    exact = copy.deepcopy(sem).double()
+    network = Network(nn.Identity(), sem, nn.Identity())
+    fuse_norms(network)
+    network = JointNetwork(network)
+    x = torch.randn(512, 65_000, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    z = x.detach().double().requires_grad_()
+    grad = torch.randn_like(x)
+    ours = network.embed(x)
+    theirs = torch.cat([exact(view) for view in z.chunk(2)]) - 1 / 13
+    ours.backward(grad)
+    theirs.backward(grad.double())
+    norm = network.bottleneck.norm
+    pairs = [(ours, theirs), (x.grad, z.grad), (norm.weight.grad, exact.norm.weight.grad)]
+    pairs += [(norm.bias.grad, exact.norm.bias.grad), (norm.running_var, exact.norm.running_var)]
+    for a, b in pairs:
+        assert (a.double() - b).norm() <= 5e-3 * b.norm()
 
 
 @gpu

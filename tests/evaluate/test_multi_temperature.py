@@ -1,7 +1,5 @@
 """Simplices at several temperatures at once. Without a GPU test_kernels.py has the kernel interpreted."""
 
-import os
-
 import pytest
 import torch
 
@@ -9,12 +7,10 @@ from simplicia.evaluate.multi_temperature import at_once, simplices
 from simplicia.sem import simplicial
 
 GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # by test_kernels.py
-kernels = pytest.mark.skipif(not (GPU or INTERPRETED), reason="runs in the interpreter's own process")
 TEMPERATURES = (1e-6, 1e-4, 0.1, 1.0, 10.0, 0.0)
 
 
-@kernels
+@pytest.mark.kernels
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # what is masked
 @pytest.mark.parametrize("shape", [(9, 7, 13), (3, 700, 13), (5, 5, 2), (2, 3, 64), (4, 4, 1), (2, 1, 2100)])
 @pytest.mark.parametrize("dtype", [torch.half, torch.float32])

@@ -180,9 +180,6 @@ def test_codes_are_dense_one_hot_vectors(run, sets, monkeypatch):
     torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
 
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
 @pytest.fixture
 def in_16_bits(monkeypatch):
     """As on a GPU: simplices and codes in 16 bits, codes as dense vectors."""
@@ -235,7 +232,7 @@ def test_probes_leave_nothing_behind(run, sets):
         gc.enable()
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("layer", ["encoder", "sem", "codes"])
 def test_on_a_gpu_a_recorded_step_trains_the_same_probes(run, sets, monkeypatch, layer):
     here = Run(run.path, run.recipe, copy.deepcopy(run.method).cuda(), run.state)

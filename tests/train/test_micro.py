@@ -84,8 +84,8 @@ def test_queues_and_centres_take_up_each_part():
     assert torch.equal(moco.method.queue.vectors[:, :24], torch.cat(keys, 1))
     centres = []
     dino = training("shapes-dino", range(24), 24, micro_batch=8)
-    take_up = dino.method.after_part
-    dino.method.after_part = lambda: (centres.append(dino.method.batch_center.clone()), take_up())
+    take_up = dino.method.after_micro_batch
+    dino.method.after_micro_batch = lambda: (centres.append(dino.method.batch_center.clone()), take_up())
     dino.step(0)
     expected = torch.zeros(())
     for centre in centres:

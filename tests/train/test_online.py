@@ -43,7 +43,7 @@ def test_each_temperature_learns_as_if_alone():
         probe.learn(output, indices)
         features = torch.cat(output.features)
         bottleneck = method.online.bottleneck.eval()
-        inputs = {"encoder": features, "sem": torch.cat(output.embeddings)}
+        inputs = {"encoder": features, "sem": torch.cat(output.embeddings) + 1 / 13}
         for tau in (0.0, 0.1, 1.0):
             inputs[f"sem@{tau:g}"] = simplicial(bottleneck.logits(features), 13, tau).detach()
         method.train()
