@@ -201,7 +201,7 @@ def _tensor(image: Any) -> Tensor:
 
 def _read(image: Any, size: int) -> Tensor:
     """A path or a PIL image as (3, size, size) uint8."""
-    from simplicia.data.image_files import decode, upright_square
+    from simplicia.data.image_files import decode, to_square
 
     opened = hasattr(image, "convert")
     if not opened and not isinstance(image, str | Path):
@@ -209,7 +209,7 @@ def _read(image: Any, size: int) -> Tensor:
     if not opened and Path(image).is_dir():
         raise UserError(f"{str(image)!r} is a folder; give its files, or use simplicia encode")
     try:
-        square = upright_square(image, size) if opened else decode(Path(image), size)
+        square, _ = to_square(image, size) if opened else decode(Path(image), size)
     except Exception as error:  # Pillow raises nearly every exception there is
         raise UserError(f"{image} cannot be read as an image: {error}") from error
     return torch.tensor(square).permute(2, 0, 1)

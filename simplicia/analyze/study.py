@@ -65,7 +65,7 @@ def analyze(
     with suppress(UserError):  # an incomplete one is measured again
         analysis = report_data.read(folder)
     before = analysis.asked if analysis else None
-    if name not in datasets.IN_MEMORY:
+    if datasets.has_files(name):
         source = datasets.root(name, data_dir or run.recipe.data_dir)
         if source is not None:
             asked.files = fingerprint(source)

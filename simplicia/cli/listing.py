@@ -29,21 +29,11 @@ def recipes(arguments: list[str]) -> None:
 
 
 def datasets(arguments: list[str]) -> None:
+    from simplicia.data.datasets import REGISTRY
+
     Parser("datasets", description="The data sets that have a name.").parse(arguments)
-    rows = [
-        ["shapes", "built in", "figures in 5 superclasses, drawn from a seed, 32 px"],
-        ["digits", "with scikit-learn", "handwritten digits, 10 classes"],
-        ["cifar10", "--data-dir or --download", "10 classes, 32 px"],
-        ["cifar100", "--data-dir or --download", "100 classes in 20 superclasses, 32 px"],
-        ["imagenet", "imagenet below --data-dir", "1000 classes, {train,val}/<class>/*"],
-        ["imagenette", "imagenette2 below --data-dir", "ten classes of ImageNet, {train,val}/<class>/*"],
-        ["dtd", "dtd below --data-dir", "textures, 47 classes"],
-        ["flowers102", "flowers-102 below --data-dir", "102 classes"],
-        ["food101", "food-101 below --data-dir", "101 classes"],
-        ["pets", "oxford-iiit-pet below --data-dir", "37 breeds of cats and dogs"],
-        ["sun397", "SUN397 below --data-dir", "scenes, 397 classes, with Training_01.txt and Testing_01.txt"],
-        ["FOLDER", "your own", "folder/<class>/*, folder/{train,test}/<class>/*, or just images"],
-    ]
+    rows = [[name, REGISTRY[name].where, REGISTRY[name].description] for name in sorted(REGISTRY)]
+    rows.append(["FOLDER", "your own", "folder/<class>/*, folder/{train,test}/<class>/*, or just images"])
     table("data sets", ["name", "where", "what"], rows)
 
 

@@ -1,5 +1,9 @@
-"""Images: data sets by name or folder, batches on the device, and random views of them."""
+"""Images: data sets by name or folder, loaders of batches, and augmentation.
+
+Register your own data set with ``@dataset``.
+"""
 
 from simplicia.data import augmentation, datasets
+from simplicia.data.image_set import ImageSet, ReadOptions, dataset
 
-__all__ = ["augmentation", "datasets"]
+__all__ = ["ImageSet", "ReadOptions", "augmentation", "dataset", "datasets"]

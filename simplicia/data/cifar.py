@@ -1,20 +1,20 @@
 """CIFAR-10 and CIFAR-100 from their "python version" files, which are pickles.
 
-A pickle is a program, and unpickling runs it. `_interpret` is another interpreter of that language, which
-knows dicts, lists, tuples, strings, small integers and uint8 arrays: nothing in it imports, looks up or calls
-what a file names, and what it builds is bounded by the size of the file.
+A pickle is a program, and unpickling runs it. `_interpret` is a safe interpreter of that language, limited to
+dicts, lists, tuples, strings, small integers and uint8 arrays: it never imports or calls what a file names,
+and the size of the file bounds what it builds.
 """
 
-import os
 import pickletools
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from simplicia.data.datasets import ImageSet
+from simplicia.data.image_set import ImageSet, ReadOptions, dataset
 from simplicia.errors import UserError
 
 _FOLDER = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -30,19 +30,16 @@ _MOST_OPCODES = 5_000_000  # and about half a million opcodes
 _HINT = "simplicia pretrain --download fetches it"  # not every verb does
 
 
-def load(name: str, split: str, data_dir: str | os.PathLike[str] | None, download: bool = False) -> ImageSet:
-    """One split of "cifar10" or "cifar100" below `data_dir`; cifar100 comes with its twenty superclasses."""
-    wanted = f"{_FOLDER[name]} below --data-dir or SIMPLICIA_DATA"
-    if not data_dir:
-        raise UserError(f"{name} needs {wanted}, and neither is given; {_HINT} there")
-    root = Path(data_dir).expanduser()
-    home = root / _FOLDER[name]
-    needed = [home / part for part in [*_PARTS[name, split], _META[name]]]
-    if download and not all(path.is_file() for path in needed):
-        _fetch(name, root)
+def _read(name: str, split: str, options: ReadOptions) -> ImageSet:
+    needs, root = f"{name} needs {_FOLDER[name]} below --data-dir or SIMPLICIA_DATA", options.data_dir
+    if root is None:
+        raise UserError(f"{needs}, and neither is given; {_HINT} there")
+    needed = [root / _FOLDER[name] / file for file in [*_PARTS[name, split], _META[name]]]
+    if options.download and not all(path.is_file() for path in needed):
+        _download(name, root)
     for path in needed:
         if not path.is_file():
-            raise UserError(f"{name} needs {wanted}, and there is no {str(path)!r}; {_HINT}")
+            raise UserError(f"{needs}, and there is no {str(path)!r}; {_HINT}")
 
     *parts, meta = ((path, _read_dict(path)) for path in needed)
     fine, coarse = ("fine_labels", "coarse_labels") if name == "cifar100" else ("labels", None)
@@ -53,10 +50,10 @@ def load(name: str, split: str, data_dir: str | os.PathLike[str] | None, downloa
     superclasses: tuple[str, ...] = ()
     if coarse:
         superclasses = _names(*meta, "coarse_label_names")
-        above = _labels(*parts[0], coarse, len(superclasses))
+        coarse_labels = _labels(*parts[0], coarse, len(superclasses))
         of_class = np.full(len(classes), -1, dtype=np.int64)
-        of_class[labels] = above
-        if (of_class[labels] != above).any() or (of_class < 0).any():
+        of_class[labels] = coarse_labels
+        if (of_class[labels] != coarse_labels).any() or (of_class < 0).any():
             raise UserError(f"{str(needed[0])!r} does not give each of {len(classes)} classes one superclass")
         superclass = torch.from_numpy(of_class)
     return ImageSet(
@@ -69,13 +66,27 @@ def load(name: str, split: str, data_dir: str | os.PathLike[str] | None, downloa
     )
 
 
-def _fetch(name: str, root: Path) -> None:
+_STATISTICS = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+for _name, _content in (("cifar10", "10 classes"), ("cifar100", "100 classes in 20 superclasses")):
+    dataset(
+        _name,
+        f"{_content}, 32 px",
+        where="--data-dir or --download",
+        image_size=32,
+        statistics=_STATISTICS[_name],
+    )(partial(_read, _name))
+
+
+def _download(name: str, root: Path) -> None:
     from torchvision import datasets
 
     try:
         root.mkdir(parents=True, exist_ok=True)
         (datasets.CIFAR100 if name == "cifar100" else datasets.CIFAR10)(str(root), download=True)
-    except Exception as error:  # no network, no room, no permission, a broken archive
+    except Exception as error:  # no network, a full disk, no permission, a broken archive
         raise UserError(f"{name} could not be downloaded to {str(root)!r}: {error}") from error
 
 
@@ -84,7 +95,7 @@ def _read_dict(path: Path) -> dict[str, Any]:
         if (size := path.stat().st_size) > _MOST_BYTES:
             raise ValueError(f"it has {size:,} bytes, and no CIFAR file has more than {_MOST_BYTES:,}")
         content = _expect(_interpret(path.read_bytes()), dict)
-    except Exception as error:  # a broken or hostile file may fail in any way: all of them mean the same
+    except Exception as error:  # a broken or hostile file may fail in any way
         reason = str(error) or type(error).__name__
         raise UserError(f"{str(path)!r} cannot be read as a CIFAR file: {reason}") from error
     return {_text(key): v.values if isinstance(v, _Array) else v for key, v in content.items()}
@@ -93,8 +104,8 @@ def _read_dict(path: Path) -> dict[str, Any]:
 def _pixels(path: Path, content: dict[str, Any]) -> np.ndarray:
     data = content.get("data")
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3072 or not len(data):
-        found = f"shape {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise UserError(f"'data' in {str(path)!r} is a uint8 array of shape (N, 3072), not {found}")
+        actual = f"shape {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise UserError(f"'data' in {str(path)!r} is a uint8 array of shape (N, 3072), not {actual}")
     return data.reshape(-1, 3, 32, 32)
 
 
@@ -108,10 +119,10 @@ def _labels(path: Path, content: dict[str, Any], key: str, count: int) -> np.nda
 
 
 def _names(path: Path, content: dict[str, Any], key: str) -> tuple[str, ...]:
-    found = content.get(key)
-    if not isinstance(found, list) or not found or not all(isinstance(name, (str, bytes)) for name in found):
+    names = content.get(key)
+    if not isinstance(names, list) or not names or not all(isinstance(name, (str, bytes)) for name in names):
         raise UserError(f"{key!r} in {str(path)!r} is a list of names")
-    return tuple(_text(name) for name in found)
+    return tuple(_text(name) for name in names)
 
 
 def _text(value: str | bytes) -> str:

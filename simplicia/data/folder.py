@@ -1,294 +1,220 @@
 """Any folder of images as a data set: `folder/<class>/*`, `folder/train/<class>/*`, or just images.
 
-What cannot be read is named and skipped; it never ends the work.
+Files that cannot be read are skipped and listed; they never end the work.
 """
 
 import os
 import stat
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from simplicia.data.datasets import ImageSet, held_out
-from simplicia.data.decoded_cache import Contents, digest, kept
-from simplicia.data.image_files import opened, picture
+from simplicia.data.decoding import decode_files, digest, suitable_size
+from simplicia.data.image_set import ImageSet, ReadOptions, held_out
 from simplicia.errors import UserError
 
 EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-# pictures that are not read, and told
-OTHERS = (".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".psd", ".svg")
-SIZES = (32, 64, 96, 128, 224)
-# splits, however their names are written
+# image formats that are not read, and reported as skipped
+UNSUPPORTED = [
+    ".arw",
+    ".avif",
+    ".cr2",
+    ".cr3",
+    ".dng",
+    ".heic",
+    ".heif",
+    ".jp2",
+    ".jxl",
+    ".nef",
+    ".psd",
+    ".svg",
+]
+# names of splits, in any case
 TRAIN_FOLDERS = ("train", "training")
 VAL_FOLDERS = ("val", "valid", "validation")
 TEST_FOLDERS = ("test", "testing", *VAL_FOLDERS)
 TEST_SHARE = 0.1
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The image files below a folder, and the class folder of each: None if it lies beside those."""
+class Listing(NamedTuple):
+    """The image files below a folder, each with its class folder: None for files outside of those."""
 
     files: list[Path]
     classes: list[str | None]
-    unread: list[tuple[Path, str]]  # what could not be opened, and pictures of other formats
+    skipped: list[tuple[Path, str]]  # (path, reason): cannot be opened, or of an unsupported format
 
     @property
     def labelled(self) -> bool:
         return None not in self.classes
 
 
-def load(
-    folder: Path,
-    split: str,
-    size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    keep_aspect: bool = False,
-    tests: tuple[str, ...] = TEST_FOLDERS,
-) -> ImageSet:
-    """The images of a folder, `size` pixels wide (None: as suits them); `layout` says what a split is.
+class Layout(NamedTuple):
+    """The splits of a folder; without a test split, a share of each class is held out for testing."""
 
-    Their centre squares, or, if `whole`, all that is in them, squeezed into squares.
-    """
-    if size is not None and not 8 <= size <= 1024:
-        raise UserError(f"the images of a folder can be brought to a size from 8 to 1024 pixels, not {size}")
-    train, test, _ = layout(folder, tests)
+    train: Listing
+    test: Listing | None = None
+    test_name: str | None = None  # one of `TEST_FOLDERS`
+
+
+def load(
+    folder: Path, split: str, options: ReadOptions, test_folders: tuple[str, ...] = TEST_FOLDERS
+) -> ImageSet:
+    """The "train" or "test" images of a folder, in the splits of its ``layout``."""
+    if options.size is not None and not 8 <= options.size <= 1024:
+        raise UserError(f"size is {options.size}; images of a folder can have from 8 to 1024 pixels")
+    train, test, _ = layout(folder, test_folders)
     if not train.files:
         raise UserError(
             f"there are no images to learn from in {str(folder)!r}; images are {' '.join(EXTENSIONS)}"
         )
-    # From the training images, whatever the split: both splits must come out alike.
-    size = size or suitable_size(train.files)
     chosen = train if test is None or split == "train" else test
     files, classes = chosen.files, chosen.classes
     if test is None and train.labelled:
         mask = held_out(np.array(classes), TEST_SHARE) == (split == "test")
-        files = [file for file, taken in zip(files, mask, strict=True) if taken]
-        classes = [name for name, taken in zip(classes, mask, strict=True) if taken]
+        files = [file for file, keep in zip(files, mask, strict=True) if keep]
+        classes = [name for name, keep in zip(classes, mask, strict=True) if keep]
     elif test is None and split == "test":
         raise UserError(f"{str(folder)!r} has neither classes nor a test folder, so it has no test images")
     if not files:
         raise UserError(f"{str(folder)!r} has no class of two images or more, so none is left for {split}")
+    # Both splits get the same size and the same class numbers.
+    options = replace(options, size=options.size or suitable_size(train.files))
+    listing = Listing(files, classes, chosen.skipped)
+    images = decode_listing(folder, listing, train.classes + (test or train).classes, options)
+    return replace(images, source=str(folder.resolve()))
 
-    images, found = decode_all(files, size, progress, keep_aspect)
-    if not found.readable:
-        path, reason = found.skipped[0]
-        raise UserError(f"none of the {len(files)} images can be read, such as {str(path)!r}: {reason}")
-    skipped = sorted(chosen.unread + found.skipped)
-    names: list[str] = []
-    labels = None
-    if chosen.labelled:
-        # Of both splits together, so that a class has the same number in either.
-        names = sorted({name for name in train.classes + (test or train).classes if name is not None})
-        number: dict[str | None, int] = {name: i for i, name in enumerate(names)}
-        labels = torch.tensor([number[classes[i]] for i in found.readable])
+
+def validation(folder: Path, options: ReadOptions) -> ImageSet | None:
+    """The val images of a folder; None if there are none, or if they are its test split."""
+    train, test, test_name = layout(folder)
+    inside = _subfolders(folder)
+    candidates = [folder / name for val in VAL_FOLDERS if (name := _match(inside, (val,))) is not None]
+    path = next((path for path in candidates if _list(path).files), None)
+    if test is None or test_name in VAL_FOLDERS or path is None or not (train.labelled and test.labelled):
+        return None
+    listing, classes = _list(path), train.classes + test.classes
+    for file, name in zip(listing.files, listing.classes, strict=True):
+        if name is None:
+            raise UserError(f"{str(file)!r} is outside of the class folders; it has no class")
+        if name not in classes:
+            raise UserError(f"{str(path)!r} has class {name!r}, which train does not have")
+    options = replace(options, size=options.size or suitable_size(train.files))
+    return decode_listing(folder, listing, classes, options)
+
+
+def read_all(path: Path, size: int) -> ImageSet:
+    """One image file, or all images below a folder, without labels or splits."""
+    if path.is_file():
+        listing, root = Listing([path], [None], []), path.parent
+    elif path.is_dir():
+        listing, root = _list(path), path
+    else:
+        raise UserError(f"there is no folder or image {str(path)!r}")
+    if not listing.files:
+        raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
+    listing = listing._replace(classes=[None] * len(listing.files))
+    return decode_listing(root, listing, (), ReadOptions(size=size))
+
+
+def decode_listing(
+    folder: Path, listing: Listing, classes: Iterable[str | None], options: ReadOptions
+) -> ImageSet:
+    """Decode the files of a listing, which has labels if each file has one of ``classes``."""
+    size = options.size or suitable_size(listing.files)
+    images, report = decode_files(listing.files, size, options.keep_aspect, options.progress)
+    names = sorted({name for name in classes if name is not None}) if listing.labelled else []
+    number = {name: i for i, name in enumerate(names)}
+    skipped = sorted(listing.skipped + report.skipped)
     return ImageSet(
         name=folder.resolve().name,
-        source=str(folder.resolve()),
-        images=images,
-        labels=labels,
+        images=torch.from_numpy(images),
+        labels=torch.tensor([number[listing.classes[i] or ""] for i in report.readable]) if names else None,
         classes=tuple(names),
-        aspect_ratios=torch.tensor(found.aspect_ratios) if keep_aspect else None,
-        files=tuple(files[i].relative_to(folder).as_posix() for i in found.readable),
+        aspect_ratios=torch.tensor(report.aspect_ratios) if options.keep_aspect else None,
+        files=tuple(listing.files[i].relative_to(folder).as_posix() for i in report.readable),
         skipped=tuple((path.relative_to(folder).as_posix(), reason) for path, reason in skipped),
     )
 
 
-def validation(folder: Path, size: int) -> ImageSet | None:
-    """The images of a folder's val split, if it has one beside its train and test splits."""
-    train, test, taken = layout(folder)
-    inside = {p.name for p in folder.iterdir() if p.is_dir()}
-    called = [_called(inside, (name,)) for name in VAL_FOLDERS]
-    names = [name for name in called if name is not None and _list(folder / name).files]
-    # Where val had to be the test split, it is not there to choose on.
-    if test is None or taken in VAL_FOLDERS or not names or not (train.labelled and test.labelled):
-        return None
-    images, files, skipped = read_all(folder / names[0], size)
-    if loose := [file for file in files if "/" not in file]:
-        raise UserError(f"{str(folder / names[0] / loose[0])!r} lies beside the folders of classes")
-    own = [file.split("/")[0] for file in files]
-    classes = sorted({name for name in train.classes + test.classes if name is not None})
-    if unseen := sorted(set(own) - set(classes)):
-        raise UserError(f"{str(folder / names[0])!r} has class {unseen[0]!r}, which train does not have")
-    return ImageSet(
-        name=folder.resolve().name,
-        images=images,
-        labels=torch.tensor([classes.index(name) for name in own]),
-        classes=tuple(classes),
-        files=tuple(f"{names[0]}/{file}" for file in files),
-        skipped=tuple((f"{names[0]}/{file}", reason) for file, reason in skipped),
-    )
-
-
 def fingerprint(folder: Path) -> str:
-    """Another one when files of a folder are added, changed or removed."""
-    files = sorted({file for listing in layout(folder)[:2] if listing is not None for file in listing.files})
-    return digest(files, 0)
+    """A digest that changes when files of a folder are added, changed or removed."""
+    train, test, _ = layout(folder)
+    return digest(sorted({*train.files, *(test.files if test else ())}), 0)
 
 
-def read_all(path: Path, size: int) -> tuple[torch.Tensor, list[str], list[tuple[str, str]]]:
-    """Every image of a folder, whatever its splits, or one file: images, names, what was skipped."""
-    if path.is_file():
-        files, root, unread = [path], path.parent, []
-    elif path.is_dir():
-        listing = _list(path)
-        files, root, unread = listing.files, path, listing.unread
-    else:
-        raise UserError(f"there is no folder or image {str(path)!r}")
-    if not files:
-        raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
-    images, found = decode_all(files, size)
-    if not found.readable:
-        file, reason = found.skipped[0]
-        raise UserError(f"none of the {len(files)} images can be read, such as {file}: {reason}")
-    named = [(file.relative_to(root).as_posix(), reason) for file, reason in sorted(unread + found.skipped)]
-    return images, [files[i].relative_to(root).as_posix() for i in found.readable], named
+def layout(folder: Path, test_folders: tuple[str, ...] = TEST_FOLDERS) -> Layout:
+    """The training and test images of a folder.
 
-
-def layout(folder: Path, tests: tuple[str, ...] = TEST_FOLDERS) -> tuple[Listing, Listing | None, str | None]:
-    """The images to train on, those to test on and their folder; without them a tenth of each class is kept.
-
-    A folder named train is the training split if a test folder lies beside it or nothing does, else a class;
-    so are Train, TRAIN and training. Of several test folders the first with images is taken, and, where
-    training images have labels, the first with labels.
-    Splits and classes may be links to folders elsewhere.
+    A subfolder called train is the training split if there is also a test folder, or nothing else; otherwise
+    it is a class. The test split is the first of ``test_folders`` with images, or, if training images have
+    labels, the first with labels. Names of splits match in any case; splits and classes may be links.
     """
+    inside = _subfolders(folder)
+    train_name = _match(inside, TRAIN_FOLDERS)
+    present = {test: name for test in test_folders if (name := _match(inside, (test,))) is not None}
+    if train_name is None or (inside != {train_name} and not present):
+        return Layout(_list(folder))
+    train = _list(folder / train_name)
+    listings = {test: _list(folder / name) for test, name in present.items()}
+    listings = {test: listing for test, listing in listings.items() if listing.files}
+    labelled = {test: listing for test, listing in listings.items() if listing.labelled and train.labelled}
+    for test, listing in (labelled or listings).items():
+        return Layout(train, listing, test)
+    return Layout(train)
+
+
+def _subfolders(folder: Path) -> set[str]:
     try:
-        inside = {p.name for p in folder.iterdir() if p.is_dir()}
+        return {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
     except OSError as error:
         raise UserError(f"the folder {str(folder)!r} cannot be opened: {error.strerror}") from error
-    inside = {name for name in inside if not name.startswith(".")}
-    train_name = _called(inside, TRAIN_FOLDERS)
-    there = {called: name for called in tests if (name := _called(inside, (called,))) is not None}
-    if train_name is None or (inside != {train_name} and not there):
-        return _list(folder), None, None
-    train = _list(folder / train_name)
-    listings = {called: _list(folder / name) for called, name in there.items()}
-    listings = {called: found for called, found in listings.items() if found.files}
-    labelled = {called: found for called, found in listings.items() if found.labelled and train.labelled}
-    for called, test in (labelled or listings).items():
-        return train, test, called
-    return train, None, None
 
 
-def _called(inside: set[str], names: tuple[str, ...]) -> str | None:
-    """The folder that has one of the names, however it is written; as it is, if there are several."""
-    found = sorted((n for n in inside if n.lower() in names), key=lambda n: (n not in names, n))
-    return found[0] if found else None
+def _match(inside: set[str], names: tuple[str, ...]) -> str | None:
+    """The subfolder with one of the names in any case, preferably in lower case."""
+    matches = sorted((n for n in inside if n.lower() in names), key=lambda n: (n not in names, n))
+    return matches[0] if matches else None
 
 
 def _list(folder: Path) -> Listing:
-    found: list[tuple[Path, str | None]] = []
-    unread: list[tuple[Path, str]] = []
+    """All image files below a folder, sorted by path. Links are followed to class folders only."""
+    entries: list[tuple[Path, str | None]] = []
+    skipped: list[tuple[Path, str]] = []
 
-    def note(error: OSError) -> None:
-        unread.append((Path(error.filename), error.strerror or "cannot be opened"))
+    def skip(error: OSError) -> None:
+        skipped.append((Path(error.filename), error.strerror or "cannot be opened"))
 
-    def look(place: str, folders: list[str], files: list[str]) -> None:
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        below = Path(place).relative_to(folder).parts
-        if below and "recipe.yaml" in files:  # a run, whose pictures are of these
-            folders.clear()
+    def add_files(parent: Path, subfolders: list[str], files: list[str]) -> None:
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        below = parent.relative_to(folder).parts
+        if below and "recipe.yaml" in files:  # a run directory: its images are not data
+            subfolders.clear()
             return
-        for name in files:
-            path = Path(place, name)
-            if path.suffix.lower() in OTHERS and not name.startswith("."):
-                unread.append((path, f"{path.suffix.lower()} is not read; save it as .jpg or .png"))
-            if path.suffix.lower() not in EXTENSIONS or name.startswith("."):
+        for path in (parent / name for name in files if not name.startswith(".")):
+            suffix = path.suffix.lower()
+            if suffix in UNSUPPORTED:
+                skipped.append((path, f"{suffix} is not supported; save it as .jpg or .png"))
+            if suffix not in EXTENSIONS:
                 continue
             try:
                 if stat.S_ISREG(path.stat().st_mode):
-                    found.append((path, below[0] if below else None))
+                    entries.append((path, below[0] if below else None))
             except OSError as error:
-                unread.append((path, error.strerror or "cannot be read"))
+                skipped.append((path, error.strerror or "cannot be read"))
 
-    for place, folders, files in os.walk(folder, onerror=note):
-        look(place, folders, files)
-        for link in (Path(place, name) for name in folders if Path(place, name).is_symlink()):
-            # to classes elsewhere, as subsets are made; not further, nor in circles
-            root, there = folder.resolve(), link.resolve()
-            if Path(place) != folder or there.is_relative_to(root) or root.is_relative_to(there):
-                unread.append((link, "a link to a folder, which is not followed"))
+    root = folder.resolve()
+    for parent, subfolders, files in os.walk(folder, onerror=skip):
+        add_files(Path(parent), subfolders, files)
+        for link in (Path(parent, name) for name in subfolders if Path(parent, name).is_symlink()):
+            target = link.resolve()
+            if Path(parent) != folder or target.is_relative_to(root) or root.is_relative_to(target):
+                skipped.append((link, "a link to a folder, which is not followed"))
                 continue
-            for inner in os.walk(link, onerror=note):
-                look(*inner)
-    found.sort(key=lambda pair: pair[0].relative_to(folder).as_posix())
-    return Listing([path for path, _ in found], [name for _, name in found], unread)
-
-
-def suitable_size(files: list[Path]) -> int:
-    """The largest of `SIZES` that is not above the median short side of up to 64 images, or the least."""
-    sides: list[int] = []
-    for i in np.random.Generator(np.random.PCG64(0)).permutation(len(files)):
-        try:
-            with opened(files[i]) as image:
-                sides.append(min(image.size))
-        except Exception:  # whoever decodes it will say why
-            continue
-        if len(sides) == 64:
-            break
-    median = float(np.median(sides)) if sides else 0
-    return max((size for size in SIZES if size <= median), default=SIZES[0])
-
-
-def decode_all(
-    files: list[Path],
-    size: int,
-    progress: Callable[[int, int], None] | None = None,
-    keep_aspect: bool = False,
-) -> tuple[torch.Tensor, Contents]:
-    """The images that can be read, which ones they are, and what is wrong with the others."""
-    from PIL import UnidentifiedImageError
-
-    def attempt(path: Path) -> tuple[np.ndarray, float] | tuple[str, bool]:
-        """The image and its aspect, or what is wrong, and whether with the file itself."""
-        try:
-            return picture(path, size, keep_aspect)
-        except UnidentifiedImageError:
-            return "not an image of a known format", True
-        except Exception as error:  # Pillow raises nearly every exception there is
-            outside = isinstance(error, MemoryError) or getattr(error, "errno", None) is not None
-            return getattr(error, "strerror", None) or str(error) or type(error).__name__, not outside
-
-    def fill(images: np.ndarray) -> Contents:
-        found = Contents()
-        executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
-        try:
-            for i, (result, more) in enumerate(executor.map(attempt, files)):
-                if isinstance(result, str):
-                    found.skipped.append((files[i], result))
-                    found.lasting = found.lasting and bool(more)
-                else:
-                    images[len(found.readable)] = result.transpose(2, 0, 1)
-                    found.readable.append(i)
-                    found.aspect_ratios.append(more)
-                if progress is not None:
-                    progress(i + 1, len(files))
-        finally:
-            executor.shutdown(cancel_futures=True)
-        return found
-
-    if place := os.environ.get("SIMPLICIA_CACHE"):
-        images, found = kept(Path(place).expanduser(), files, size, fill, keep_aspect)
-    else:
-        _check_memory(len(files), size)
-        images = np.empty((len(files), 3, size, size), dtype=np.uint8)
-        found = fill(images)
-    return torch.from_numpy(images[: len(found.readable)]), found
-
-
-def _check_memory(count: int, size: int) -> None:
-    needed = count * 3 * size * size
-    try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return
-    if needed > 0.9 * there:
-        raise UserError(
-            f"{count:,} images of {size} x {size} need {needed / 1e9:.0f} GB of memory, and this machine has "
-            f"{there / 1e9:.0f}; make them smaller, or name a folder in SIMPLICIA_CACHE to keep them on disk"
-        )
+            for inner, inner_subfolders, inner_files in os.walk(link, onerror=skip):
+                add_files(Path(inner), inner_subfolders, inner_files)
+    entries.sort(key=lambda entry: entry[0].relative_to(folder).as_posix())
+    return Listing([path for path, _ in entries], [name for _, name in entries], skipped)

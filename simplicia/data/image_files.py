@@ -1,4 +1,4 @@
-"""One picture, of whatever kind, as a square of RGB pixels: upright, of any number of bits, never clipped."""
+"""Decode one image file of any kind to a square of RGB pixels: upright, any bit depth, never clipped."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,63 +8,56 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL import Image
 
-# Pillow looks at the content, not the extension; other formats, some of which start programs, are not tried.
+# Pillow goes by content, not extension. Other formats are not tried: some of them start programs.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
-MOST_PIXELS = 90_000_000  # of one image, once a JPEG is reduced: beyond that it is a bomb
+MOST_PIXELS = 90_000_000  # of one image, after a JPEG is reduced; larger ones are decompression bombs
 
 
-def opened(path: Path) -> "Image.Image":
-    """An image file, of which nothing but its head is read yet."""
+def open_image(path: Path) -> "Image.Image":
+    """Open an image file; only its header is read yet."""
     from PIL import Image
 
     return Image.open(path, formats=FORMATS)
 
 
-def decode(path: Path, size: int) -> np.ndarray:
-    """The centre square of an image file, upright, in RGB: (size, size, 3) uint8."""
-    return picture(path, size)[0]
+def decode(path: Path, size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
+    """An image file as ``to_square`` gives it."""
+    with open_image(path) as image:
+        # JPEG decoders can skip the finest detail; twice the size leaves enough to resize well.
+        scale = 2 * size / min(image.size)
+        image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
+        return to_square(image, size, keep_aspect)
 
 
-def picture(path: Path, size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
-    """An image file as `decode` gives it, or the whole of it made square, and its width / height."""
-    with opened(path) as image:
-        # A JPEG can be decoded without its finest detail; twice the size leaves enough to resize well.
-        enlarged = 2 * size / min(image.size)
-        image.draft("RGB", (round(image.width * enlarged), round(image.height * enlarged)))
-        return _upright(image, size, keep_aspect)
+def to_square(image: "Image.Image", size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
+    """An image, upright, as (size, size, 3) uint8 RGB, and its width / height.
 
-
-def upright_square(image: "Image.Image", size: int) -> np.ndarray:
-    """The centre square of an opened image, as ``decode`` gives that of a file."""
-    return _upright(image, size)[0]
-
-
-def _upright(image: "Image.Image", size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
-    """The centre square of a picture, or the whole of it made square, upright; and its width / height."""
+    The image is center-cropped to a square, or with ``keep_aspect`` squeezed to one.
+    """
     from PIL import Image
 
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels are too many")
     image.load()
     orientation = _orientation(image)  # after loading, which turns some formats upright by itself
-    aspect = image.width / image.height
+    aspect_ratio = image.width / image.height
     if image.mode == "F" or image.mode.startswith("I"):
-        image = _to_rgb(image)  # its levels are those of the whole picture, whatever part is seen
+        image = _to_rgb(image)  # before cropping: the range of values is that of all pixels
     if not keep_aspect:
-        # Cut before all else: a picture 1 pixel high and 5,000 wide would be huge once resized.
+        # Crop first: an image 1 pixel high and 5,000 wide would be huge once resized.
         short = min(image.size)
         left, top = (image.width - short) // 2, (image.height - short) // 2
         image = image.crop((left, top, left + short, top + short))
     square = _to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
     if orientation is None:
-        return np.asarray(square), aspect
+        return np.asarray(square), aspect_ratio
     turn = Image.Transpose
     sideways = orientation in (turn.TRANSPOSE, turn.TRANSVERSE, turn.ROTATE_90, turn.ROTATE_270)
-    return np.asarray(square.transpose(orientation)), 1 / aspect if sideways else aspect
+    return np.asarray(square.transpose(orientation)), 1 / aspect_ratio if sideways else aspect_ratio
 
 
 def _orientation(image: "Image.Image") -> "Image.Transpose | None":
-    """What brings the picture upright, by its EXIF tag."""
+    """The transposition that turns an image upright, by its EXIF tag."""
     from PIL import Image
 
     turns = {
@@ -78,7 +71,7 @@ def _orientation(image: "Image.Image") -> "Image.Transpose | None":
     }
     try:
         return turns.get(image.getexif().get(0x0112, 1))
-    except Exception:  # broken EXIF data do not make a picture unreadable
+    except Exception:  # an image with broken EXIF data is still readable
         return None
 
 
@@ -88,7 +81,7 @@ def _to_rgb(image: "Image.Image") -> "Image.Image":
     if image.mode == "F":
         return _grey(np.asarray(image), tops=(1, 255))
     if image.mode.startswith("I"):
-        return _grey(np.asarray(image), tops=(255, 4095, 65535))  # of 8, 12 and 16 bits
+        return _grey(np.asarray(image), tops=(255, 4095, 65535))  # 8, 12 and 16 bits
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -97,9 +90,9 @@ def _to_rgb(image: "Image.Image") -> "Image.Image":
 
 
 def _grey(values: np.ndarray, tops: tuple[int, ...]) -> "Image.Image":
-    """A picture of 16-bit, 32-bit or floating-point values from 0 to the first of `tops` that none exceeds.
+    """16-bit, 32-bit or floating-point values, scaled from 0 to the first of `tops` that none exceeds.
 
-    If there is none, from the least value to the largest: no value is ever clipped.
+    Without such a top, the range is from the lowest to the highest value: nothing is ever clipped.
     """
     from PIL import Image
 
@@ -108,5 +101,5 @@ def _grey(values: np.ndarray, tops: tuple[int, ...]) -> "Image.Image":
     top = next((top for top in tops if low >= 0 and high <= top), None)
     if top is not None:
         low, high = 0, top
-    levels = np.round((values - low) * (255 / ((high - low) or 1)))  # all alike: black
+    levels = np.round((values - low) * (255 / ((high - low) or 1)))  # constant images become black
     return Image.fromarray(levels.astype(np.uint8)).convert("RGB")

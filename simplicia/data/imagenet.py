@@ -1,83 +1,77 @@
-"""ImageNet, and Imagenette, ten classes of it: a train and a val folder with a folder for each class.
+"""ImageNet, and Imagenette (ten classes of it): folders train and val with a folder for each class.
 
-The labels of ImageNet's own test split are not public: its val split is what everyone tests on.
+The labels of ImageNet's own test split are not public: everyone tests on val.
 """
 
-import dataclasses
 import os
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from simplicia.data import folder
-from simplicia.data.datasets import ImageSet, data_folder
+from simplicia.data.image_set import ImageSet, ReadOptions, dataset, require_data_dir, resolve_data_dir
 from simplicia.errors import UserError
 
-# where they are looked for below the data folder, which may be the set's own
-PLACES = {
+# their folders below the data folder, which may be the set's own
+FOLDERS = {
     "imagenet": ("imagenet", "ImageNet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."),
     "imagenette": ("imagenette2", "imagenette2-320", "imagenette2-160", "imagenette", "."),
 }
-# what ImageNet's models are tested on besides, as the paper's table calls it, and its folder
+# further test sets for models of ImageNet, as the paper's table names them, and their folders
 OTHERS = {
-    "V2": ("imagenet-v2", "ImageNet-V2"),  # not as it is published: classes are to be named
+    "V2": ("imagenet-v2", "ImageNet-V2"),  # with class folders by name, unlike the published archive
     "R": ("imagenet-r", "ImageNet-R"),
     "A": ("imagenet-a", "ImageNet-A"),
     "corruptions": ("imagenet-c", "ImageNet-C"),
 }
 
 
-def load(
-    name: str,
-    split: str,
-    data_dir: str | os.PathLike[str] | None,
-    size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    keep_aspect: bool = False,
-) -> ImageSet:
-    """The train images, or as test images those of val."""
-    place = root(name, data_dir)
-    _, test, _ = folder.layout(place, folder.VAL_FOLDERS)
-    if test is None:
-        raise UserError(
-            f"{name} needs the folder {str(place / 'val')!r} beside train; there is none with images"
-        )
-    found = folder.load(place, split, size, progress, keep_aspect, folder.VAL_FOLDERS)
-    if found.labels is None:
-        where = place / ("train" if split == "train" else "val")
-        raise UserError(
-            f"{name} needs a folder for each class, {str(where / '<class>')!r}; images lie outside"
-        )
-    return dataclasses.replace(found, name=name, source="", standard=True)
+def root(name: str, data_dir: Path | None) -> Path:
+    """The folder that contains train and val."""
+    candidates = FOLDERS[name]
+    base = require_data_dir(name, candidates[0], data_dir)
+    for candidate in candidates:
+        if (base / candidate / "train").is_dir():
+            return base / candidate
+    raise UserError(
+        f"{name} needs {str(base / candidates[0] / 'train')!r} and val, with a folder for each class; "
+        f"{', '.join(candidates[1:-1])} and {str(base)!r} itself have none either"
+    )
+
+
+def _read(name: str, split: str, options: ReadOptions) -> ImageSet:
+    """The train images, or for "test" those of val."""
+    path = root(name, options.data_dir)
+    if folder.layout(path, folder.VAL_FOLDERS).test is None:
+        raise UserError(f"{name} needs the folder {str(path / 'val')!r} next to train; none has images")
+    images = folder.load(path, split, options, folder.VAL_FOLDERS)
+    if images.labels is None:
+        class_folder = path / ("train" if split == "train" else "val") / "<class>"
+        raise UserError(f"{name} needs a folder for each class, {str(class_folder)!r}; images lie outside")
+    return replace(images, name=name, source="", standard=True)
+
+
+for _name, _content in (("imagenet", "1000 classes"), ("imagenette", "ten classes of ImageNet")):
+    dataset(
+        _name,
+        f"{_content}, {{train,val}}/<class>/*",
+        where=f"{FOLDERS[_name][0]} below --data-dir",
+        statistics=((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        root=partial(root, _name),
+    )(partial(_read, _name))
 
 
 def others(data_dir: str | os.PathLike[str] | None) -> dict[str, Path]:
-    """Those of `OTHERS` that lie below the data folder."""
-    data_dir = data_dir or os.environ.get("SIMPLICIA_DATA")
-    if not data_dir:
+    """The folders of those test sets of `OTHERS` that are below the data folder."""
+    base = resolve_data_dir(data_dir)
+    if base is None:
         return {}
-    base = Path(data_dir).expanduser()
-    there = {
-        part: [base / name for name in names if (base / name).is_dir()] for part, names in OTHERS.items()
-    }
-    return {part: found[0] for part, found in there.items() if found}
+    paths = {key: next((p for n in names if (p := base / n).is_dir()), None) for key, names in OTHERS.items()}
+    return {key: path for key, path in paths.items() if path is not None}
 
 
 def labelled_list(fraction: float, data_dir: str | os.PathLike[str] | None) -> Path | None:
-    """The published list of a share of the training images, if it lies below the data folder."""
-    data_dir = data_dir or os.environ.get("SIMPLICIA_DATA")
-    name = f"{100 * fraction:g}percent.txt"
-    places = [] if not data_dir else [Path(data_dir).expanduser() / p for p in ("imagenet_subsets", ".")]
-    return next((place / name for place in places if (place / name).is_file()), None)
-
-
-def root(name: str, data_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder in which train and val lie."""
-    places = PLACES[name]
-    base = data_folder(name, places[0], data_dir)
-    for place in places:
-        if (base / place / "train").is_dir():
-            return base / place
-    raise UserError(
-        f"{name} needs {str(base / places[0] / 'train')!r} and val, with a folder for each class; "
-        f"it is also looked for in {', '.join(places[1:-1])}, and in {str(base)!r} itself"
-    )
+    """The published list of a fraction of the training images, if it is below the data folder."""
+    base, name = resolve_data_dir(data_dir), f"{100 * fraction:g}percent.txt"
+    candidates = [] if base is None else [base / "imagenet_subsets" / name, base / name]
+    return next((path for path in candidates if path.is_file()), None)

@@ -1,9 +1,8 @@
-"""Twenty kinds of shapes, drawn by code: a data set that needs no download and that colours do not give away.
+"""Twenty kinds of shapes, drawn by code: a data set without download whose classes colours do not reveal.
 
-Every image shows one dark figure, in a place, of a size and at an angle that vary, on a light ground among
-small distractors, in coloured light of any strength and with grain. A mirror, a mild crop, other colours or
-none leave the class what it is: what differs between images of a class is what views change, so that a method
-that learns not to see it learns the class.
+Every image shows one dark figure at a random position, size and angle on a light background among small
+distractors, in coloured light and with noise. Images of a class differ in what augmentations change (flips,
+crops, colours), so a method that learns to ignore augmentations learns the class.
 """
 
 import functools
@@ -12,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from simplicia.data.datasets import ImageSet
+from simplicia.data.image_set import ImageSet, ReadOptions, dataset
 from simplicia.errors import UserError, unknown
 
 Array = np.ndarray
@@ -21,9 +20,14 @@ SIDE = 32
 COUNTS = {"train": 5000, "test": 1000}
 
 
+@dataset("shapes", "figures in 5 superclasses, drawn from a seed, 32 px", image_size=SIDE)
+def read(split: str, options: ReadOptions) -> ImageSet:
+    return shapes(split)
+
+
 @functools.lru_cache(maxsize=4)
 def shapes(split: str = "train", count: int | None = None, seed: int = 0) -> ImageSet:
-    """`count` images (5,000 of "train", 1,000 of "test") of all classes, as evenly as that goes, shuffled."""
+    """`count` images (default: 5,000 for "train", 1,000 for "test"), shuffled, with balanced classes."""
     if split not in COUNTS:
         raise unknown("split", split, COUNTS)
     count = COUNTS[split] if count is None else count
@@ -55,13 +59,13 @@ def _draw(figure: Callable[..., Array], n: int, random: np.random.Generator) -> 
     y, x = np.mgrid[:SIDE, :SIDE] + 0.5
     x, y = x[None], y[None]
 
-    # Dark ink on a light ground, unevenly lit.
+    # Dark ink on a light background, unevenly lit.
     ground, ink = uniform(0.75, 0.95), uniform(0.1, 0.35)
     slope = _direction(uniform(0, 2 * np.pi))
     image = ground + (slope[0] * (x - SIDE / 2) + slope[1] * (y - SIDE / 2)) / SIDE * uniform(0, 0.25)
 
     for _ in range(3):  # distractors: small discs and short lines, some of them invisible
-        u, v = _place(x, y, uniform(0, SIDE), uniform(0, SIDE), uniform(0, 2 * np.pi), 1.0)
+        u, v = _local(x, y, uniform(0, SIDE), uniform(0, SIDE), uniform(0, 2 * np.pi), 1.0)
         length = uniform(0, 6) * (uniform(0, 1) < 0.5)
         stroke = _segment(u, v, -length / 2, 0, length / 2, 0) - uniform(0.3, 1.2)
         image = _paint(image, uniform(0.1, 0.9), np.clip(0.5 - stroke, 0, 1) * (uniform(0, 1) < 0.7))
@@ -69,11 +73,11 @@ def _draw(figure: Callable[..., Array], n: int, random: np.random.Generator) -> 
     size = uniform(9.0, 12.5)
     free = SIDE / 2 - size * 0.9
     cx, cy = (SIDE / 2 + free * uniform(-1, 1) for _ in "xy")
-    u, v = _place(x, y, cx, cy, uniform(-0.4, 0.4), size)
-    u *= random.choice([-1, 1], (n, 1, 1))  # mirrored as often as not
+    u, v = _local(x, y, cx, cy, uniform(-0.4, 0.4), size)
+    u *= random.choice([-1, 1], (n, 1, 1))  # mirrored half of the time
     image = _paint(image, ink, np.clip(0.5 - figure(u, v, uniform) * size, 0, 1))[:, None]
 
-    # Coloured light, exposure and contrast, as an augmentation would change them, and grain.
+    # Coloured light, exposure and contrast, as colour jitter changes them, and noise.
     image = image * uniform(0.55, 1.0, 3, 1, 1)
     image = 0.5 + (image - 0.5) * uniform(0.6, 1.2, 1, 1, 1) + uniform(-0.15, 0.15, 1, 1, 1)
     image = image + random.standard_normal((n, 3, SIDE, SIDE)) * 0.04
@@ -88,13 +92,13 @@ def _direction(angle: Array) -> tuple[Array, Array]:
     return np.cos(angle), np.sin(angle)
 
 
-def _place(x: Array, y: Array, cx: Array, cy: Array, angle: Array, size: Number) -> tuple[Array, Array]:
-    """The coordinates in which a figure lies upright around the origin, about as large as the unit disc."""
+def _local(x: Array, y: Array, cx: Array, cy: Array, angle: Array, size: Number) -> tuple[Array, Array]:
+    """Coordinates in which a figure is upright, centred, and about as large as the unit disc."""
     c, s = _direction(angle)
     return (c * (x - cx) + s * (y - cy)) / size, (c * (y - cy) - s * (x - cx)) / size
 
 
-# A figure is a function of those coordinates: about the distance to its edge, and negative inside.
+# A figure is a signed distance function of those coordinates, negative inside.
 
 
 def _segment(u: Array, v: Array, ax: Number, ay: Number, bx: Number, by: Number) -> Array:
@@ -169,7 +173,7 @@ def _frame(u, v, uniform):
     return abs(_box(u, v, 0.7, 0.7)) - uniform(0.11, 0.16)
 
 
-# Patterns fill a large disc; what varies is how fine they are.
+# Patterns fill a large disc; their pitch varies.
 
 
 def _patch(u, v, pattern):

@@ -65,8 +65,8 @@ def _read(
     """Images, arrays that say of which they are, and what was skipped."""
     name, size = str(images), run.recipe.actual_decode_size
     if name not in datasets.names() or Path(name).exists():
-        batch, files, skipped = folder.read_all(Path(images), size)
-        return batch, {"files": np.array(files)}, skipped
+        batch = folder.read_all(Path(images), size)
+        return batch.images, {"files": np.array(batch.files)}, list(batch.skipped)
     place = data_dir or run.recipe.data_dir
     sets = [
         datasets.load(name, split, place, size=datasets.decoded_size(name, size))

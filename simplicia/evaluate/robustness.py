@@ -162,15 +162,15 @@ class OtherSet:
 
     def _read(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         names = self._subset(path)
-        images, files, skipped = folder.read_all(path, self.size)
-        report_skipped(str(path), skipped)
-        self.skipped += len(skipped)
+        images = folder.read_all(path, self.size)
+        report_skipped(str(path), images.skipped)
+        self.skipped += len(images.skipped)
         number = {name: i for i, name in enumerate(self.classes)}
-        loose = [file for file in files if "/" not in file]
+        loose = [file for file in images.files if "/" not in file]
         if loose:
             raise UserError(f"{str(path / loose[0])!r} lies beside the folders of classes; it has no class")
-        labels = torch.tensor([number[file.split("/")[0]] for file in files])
-        return images, labels, torch.tensor([number[name] for name in names])
+        labels = torch.tensor([number[file.split("/")[0]] for file in images.files])
+        return images.images, labels, torch.tensor([number[name] for name in names])
 
     def _array(self, name: str) -> np.ndarray:
         try:

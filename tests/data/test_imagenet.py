@@ -75,7 +75,7 @@ def test_the_first_place_counts_and_sizes_suit_the_images(tmp_path):
     "make, told",
     [
         (lambda root: None, r"imagenet needs '.*imagenet/train' and val, with a folder for each class"),
-        (lambda root: draw(root / "imagenet/train/a", 2), r"needs the folder '.*val' beside train"),
+        (lambda root: draw(root / "imagenet/train/a", 2), r"needs the folder '.*val' next to train"),
         (
             lambda root: [draw(root / "imagenet/train/a", 2), draw(root / "imagenet/val", 2)],
             r"needs a folder for each class, '.*val/<class>'; images lie outside",
@@ -107,7 +107,9 @@ def test_other_test_sets_are_found_by_their_folders(tmp_path, monkeypatch):
 
 def test_images_that_are_files_are_decoded_at_the_size_of_the_run():
     assert [datasets.decoded_size(name, 96) for name in ("imagenet", "flowers102", "some/folder")] == [96] * 3
-    assert [datasets.decoded_size(name, 96) for name in datasets.IN_MEMORY] == [None] * 4
+    assert [datasets.decoded_size(name, 96) for name in ("cifar10", "cifar100", "digits", "shapes")] == [
+        None
+    ] * 4
     assert datasets.decoded_size("imagenet", 0) is None
 
 

@@ -58,9 +58,9 @@ def test_a_run_is_the_same_wherever_its_images_lie(tmp_path, capfd):
     found = []
     for where in ("device", "host"):
         out = tmp_path / where
-        run = simplicia.pretrain("shapes-byol-sem", out=out, images_on=where, online_every=1, **small)
+        run = simplicia.pretrain("shapes-byol-sem", out=out, data_device=where, online_every=1, **small)
         found.append(checkpoint.read(checkpoint.latest(run.path / "checkpoint"))[0])
-        assert ("stay in the host's memory" in capfd.readouterr().err) == (where == "host")
+        assert ("stay in host memory" in capfd.readouterr().err) == (where == "host")
     assert found[0].keys() == found[1].keys() and all(found[0][k].equal(found[1][k]) for k in found[0])
     lines = ((tmp_path / where / "log.jsonl").read_text().splitlines() for where in ("device", "host"))
     one, other = ([{**json.loads(line), "images_per_s": 0} for line in log] for log in lines)

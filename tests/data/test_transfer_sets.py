@@ -10,7 +10,6 @@ from scipy.io import savemat
 
 from simplicia import cli
 from simplicia.data.datasets import load, names, validation
-from simplicia.data.transfer_sets import SETS
 from simplicia.errors import UserError
 
 
@@ -74,6 +73,14 @@ def pets(root):
     return {"train": [0, 0, 1, 1], "test": [0, 1]}, ("Bengal", "great_pyrenees")
 
 
+# name: its folder and one of its lists
+SETS = {
+    "dtd": ("dtd", "labels/train1.txt"),
+    "flowers102": ("flowers-102", "setid.mat"),
+    "food101": ("food-101", "meta/train.json"),
+    "pets": ("oxford-iiit-pet", "annotations/trainval.txt"),
+    "sun397": ("SUN397", "Training_01.txt"),
+}
 MAKERS = {"food101": food, "sun397": sun, "dtd": dtd, "flowers102": flowers, "pets": pets}
 
 
@@ -114,7 +121,7 @@ def test_plain_folders(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SETS)
 def test_what_is_missing_is_said(name, tmp_path, monkeypatch):
     monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
-    folder, mark = SETS[name][0], SETS[name][3]
+    folder, mark = SETS[name]
     with pytest.raises(UserError, match=f"{folder}' below --data-dir or SIMPLICIA_DATA"):
         load(name)
     with pytest.raises(UserError, match=f"needs the folder .*{folder}"):

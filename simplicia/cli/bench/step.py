@@ -43,7 +43,7 @@ def bench_step(
     if images is None:
         images = max(50_000 * 32**2 // size**2, 2 * recipe.batch_size)
     pixels = torch.randint(0, 256, (images, 3, size, size), dtype=torch.uint8)
-    of_files = recipe.keep_aspect and recipe.data not in datasets.IN_MEMORY
+    of_files = recipe.keep_aspect and datasets.has_files(recipe.data)
     data = ImageSet(
         "random",
         pixels,

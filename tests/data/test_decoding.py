@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from simplicia.data import datasets, decoded_cache, folder, image_files
+from simplicia.data import datasets, decoding, image_files
 from simplicia.errors import UserError
 
 
@@ -41,8 +41,8 @@ def test_levels_of_many_bits_are_those_of_the_whole_picture(tmp_path):
     levels = np.full((20, 40), 2000, dtype=np.uint16)
     levels[0, 0] = 60000  # outside of the centre square
     Image.fromarray(levels).save(tmp_path / "a.png")
-    square, aspect = image_files.picture(tmp_path / "a.png", 8)
-    whole, _ = image_files.picture(tmp_path / "a.png", 8, keep_aspect=True)
+    square, aspect = image_files.decode(tmp_path / "a.png", 8)
+    whole, _ = image_files.decode(tmp_path / "a.png", 8, keep_aspect=True)
     assert aspect == 2 and int(square[4, 4, 0]) == int(whole[4, 4, 0])
 
 
@@ -64,11 +64,11 @@ def test_what_is_kept_is_what_is_decoded(photos, cache, monkeypatch):
     first = read(photos)
     assert len(first) == 11 and first.skipped[0][0] == "03.png"
     assert sorted(path.suffix for path in cache.iterdir()) == [".json", ".npy"]
-    decode = folder.picture
-    monkeypatch.setattr(folder, "picture", None)  # nobody decodes again
+    decode = decoding.decode
+    monkeypatch.setattr(decoding, "decode", None)  # nobody decodes again
     second = read(photos)
     same(first, second)
-    monkeypatch.setattr(folder, "picture", decode)
+    monkeypatch.setattr(decoding, "decode", decode)
     monkeypatch.delenv("SIMPLICIA_CACHE")
     same(second, read(photos))
     second.images[0] = 7  # a tensor as any other, and the file stays as it is
@@ -107,7 +107,7 @@ def test_whole_pictures_are_kept_apart_with_their_shapes(photos, cache, monkeypa
     assert squares.aspect_ratios is None and first.aspect_ratios.tolist() == pytest.approx([24 / 20] * 11)
     assert not first.images.equal(squares.images)
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "picture", None)  # nobody decodes again
+        patch.setattr(decoding, "decode", None)  # nobody decodes again
         second = datasets.load(str(photos), "train", size=16, keep_aspect=True)
     same(first, second)
     assert second.aspect_ratios.equal(first.aspect_ratios)
@@ -131,7 +131,7 @@ def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "picture", stop)
+        patch.setattr(decoding, "decode", stop)
         with pytest.raises(KeyboardInterrupt):
             read(photos)
     assert list(cache.iterdir()) == []
@@ -139,7 +139,7 @@ def test_an_interrupted_decoding_leaves_nothing(photos, cache, monkeypatch):
 
 
 def test_a_file_that_could_not_be_opened_is_tried_again(photos, cache, monkeypatch):
-    decode = folder.picture
+    decode = decoding.decode
 
     def fails(path, size, keep_aspect):
         if path.name == "05.png":
@@ -147,7 +147,7 @@ def test_a_file_that_could_not_be_opened_is_tried_again(photos, cache, monkeypat
         return decode(path, size, keep_aspect)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "picture", fails)
+        patch.setattr(decoding, "decode", fails)
         some = read(photos)
     assert len(some) == 10 and ("05.png", "Too many open files") in some.skipped
     assert list(cache.iterdir()) == []
@@ -198,7 +198,7 @@ def test_a_place_that_cannot_be_written_or_is_full_is_told(photos, tmp_path, mon
     with pytest.raises(UserError, match=r"cannot be kept in .*below"):
         read(photos)
     monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "small"))
-    monkeypatch.setattr(decoded_cache.shutil, "disk_usage", lambda place: type("", (), {"free": 100})())
+    monkeypatch.setattr(decoding.shutil, "disk_usage", lambda place: type("", (), {"free": 100})())
     with pytest.raises(UserError, match=r"12 decoded images of 16 x 16 take 0\.0 GB, and .*small"):
         read(photos)
     assert not list((tmp_path / "small").iterdir())

@@ -1,0 +1,216 @@
+"""Decode lists of image files by threads, and cache the pixels on disk in the folder SIMPLICIA_CACHE.
+
+A cached list is decoded once, and may be larger than memory. It is two files, named by a digest of the paths,
+sizes and times of change of its images: the pixels as a memory-mapped array, and JSON about the files.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from simplicia.data.image_files import decode, open_image
+from simplicia.errors import UserError
+from simplicia.files import atomic_write, remove_leftovers
+
+VERSION = 3  # of the decoder: another version never reads this one's cache
+SIZES = (32, 64, 96, 128, 224)
+
+
+@dataclass
+class FileReport:
+    """Which files of a list could be read, the width / height of these, and why the others could not."""
+
+    readable: list[int] = field(default_factory=list)
+    aspect_ratios: list[float] = field(default_factory=list)
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
+    permanent: bool = True  # False: a file that could not be opened may be readable the next time
+
+
+def decode_files(
+    files: list[Path],
+    size: int,
+    keep_aspect: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[np.ndarray, FileReport]:
+    """The readable images, (N, 3, size, size) uint8, and a report; a UserError if none is readable."""
+
+    def decode_all(images: np.ndarray) -> FileReport:
+        report = FileReport()
+        executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
+        try:
+            results = executor.map(lambda path: _try_decode(path, size, keep_aspect), files)
+            for i, result in enumerate(results):
+                if isinstance(result, Exception):
+                    reason, permanent = _explain(result)
+                    report.skipped.append((files[i], reason))
+                    report.permanent = report.permanent and permanent
+                else:
+                    image, aspect_ratio = result
+                    images[len(report.readable)] = image.transpose(2, 0, 1)
+                    report.readable.append(i)
+                    report.aspect_ratios.append(aspect_ratio)
+                if progress is not None:
+                    progress(i + 1, len(files))
+        finally:
+            executor.shutdown(cancel_futures=True)
+        return report
+
+    if cache := os.environ.get("SIMPLICIA_CACHE"):
+        images, report = _cached(Path(cache).expanduser(), files, size, keep_aspect, decode_all)
+    else:
+        _check_memory(len(files), size)
+        images = np.empty((len(files), 3, size, size), dtype=np.uint8)
+        report = decode_all(images)
+    if not report.readable:
+        path, reason = report.skipped[0]
+        raise UserError(f"none of the {len(files)} images can be read, such as {str(path)!r}: {reason}")
+    return images[: len(report.readable)], report
+
+
+def _try_decode(path: Path, size: int, keep_aspect: bool) -> tuple[np.ndarray, float] | Exception:
+    try:
+        return decode(path, size, keep_aspect)
+    except Exception as error:  # Pillow raises nearly every exception there is
+        return error
+
+
+def _explain(error: Exception) -> tuple[str, bool]:
+    """Why a file could not be read, and whether the file itself is the reason."""
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image of a known format", True
+    permanent = not isinstance(error, MemoryError) and getattr(error, "errno", None) is None
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__, permanent
+
+
+def suitable_size(files: list[Path]) -> int:
+    """The largest of `SIZES` up to the median short side of 64 images, or the smallest."""
+    sides: list[int] = []
+    for i in np.random.Generator(np.random.PCG64(0)).permutation(len(files)):
+        try:
+            with open_image(files[i]) as image:
+                sides.append(min(image.size))
+        except Exception:  # decode_files says why
+            continue
+        if len(sides) == 64:
+            break
+    median = float(np.median(sides)) if sides else 0
+    return max((size for size in SIZES if size <= median), default=SIZES[0])
+
+
+def digest(files: list[Path], size: int, keep_aspect: bool = False) -> str:
+    """A digest that changes with the list of files, any file, the size and ``keep_aspect``."""
+    result = hashlib.sha256(f"{VERSION} {size} {keep_aspect}".encode())
+    for path in files:
+        try:
+            about = path.stat()
+            # ctime too: a file may be replaced by one of the same size and modification time
+            state = f"{about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
+        except OSError:
+            state = "gone"
+        result.update(f"\n{path.resolve()} {state}".encode("utf-8", "surrogatepass"))
+    return result.hexdigest()[:32]
+
+
+class _NotCacheable(Exception):
+    """Carries images and a report that must not be cached. Memory-mapped images outlive their file."""
+
+
+def _cached(
+    cache: Path,
+    files: list[Path],
+    size: int,
+    keep_aspect: bool,
+    decode_all: Callable[[np.ndarray], FileReport],
+) -> tuple[np.ndarray, FileReport]:
+    """Images and report from the cache, which ``decode_all`` fills first if it must."""
+    name = digest(files, size, keep_aspect)
+    pixels, about = cache / f"{name}.npy", cache / f"{name}.json"
+    shape = len(files), 3, size, size
+    cached = _read_cache(pixels, about, shape)
+    if cached is not None:
+        return cached
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(pixels)
+        _check_disk(cache, shape)
+        with atomic_write(pixels) as temporary:
+            images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+            _allocate_blocks(temporary)
+            report = decode_all(images)
+            images.flush()
+            if not report.permanent:
+                raise _NotCacheable(images, report)
+            del images  # some systems do not rename a mapped file
+        with atomic_write(about) as temporary:
+            content = {
+                "readable": report.readable,
+                "aspects": report.aspect_ratios,
+                "skipped": [[str(path), reason] for path, reason in report.skipped],
+            }
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+    except _NotCacheable as result:
+        return result.args
+    except OSError as error:
+        raise UserError(
+            f"decoded images cannot be kept in {str(cache)!r} (SIMPLICIA_CACHE): {error}"
+        ) from error
+    cached = _read_cache(pixels, about, shape)
+    if cached is None:
+        raise UserError(f"{pixels} (SIMPLICIA_CACHE) was written and is gone or changed; try again")
+    return cached
+
+
+def _read_cache(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, FileReport] | None:
+    """Cached images and their report; None if they are missing or damaged."""
+    try:
+        array = np.load(pixels, mmap_mode="c", allow_pickle=False)
+        content = json.loads(about.read_text(encoding="utf-8"))
+        readable = [int(i) for i in content["readable"]]
+        aspect_ratios = [float(ratio) for ratio in content["aspects"]]
+        skipped = [(Path(path), str(reason)) for path, reason in content["skipped"]]
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+    counts = len(aspect_ratios), len(readable) + len(skipped)
+    if array.shape != shape or array.dtype != np.uint8 or counts != (len(readable), shape[0]):
+        return None
+    valid = all(0 <= i < shape[0] for i in readable) and all(0 < ratio < math.inf for ratio in aspect_ratios)
+    return (array, FileReport(readable, aspect_ratios, skipped)) if valid else None
+
+
+def _allocate_blocks(path: Path) -> None:
+    """Reserve a file's disk blocks: writing to a mapped file on a full disk would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def _check_disk(cache: Path, shape: tuple[int, ...]) -> None:
+    needed, free = math.prod(shape), shutil.disk_usage(cache).free
+    if needed > free:
+        raise UserError(
+            f"{shape[0]:,} decoded images of {shape[2]} x {shape[3]} take {needed / 1e9:.1f} GB, and "
+            f"{str(cache)!r} (SIMPLICIA_CACHE) has {free / 1e9:.1f} GB free"
+        )
+
+
+def _check_memory(count: int, size: int) -> None:
+    needed = count * 3 * size * size
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        return
+    if needed > 0.9 * memory:
+        raise UserError(
+            f"{count:,} images of {size} x {size} need {needed / 1e9:.0f} GB of memory, and this machine has "
+            f"{memory / 1e9:.0f}; make them smaller, or name a folder in SIMPLICIA_CACHE to keep them on disk"
+        )
