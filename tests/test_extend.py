@@ -73,11 +73,13 @@ def test_the_commands_of_the_page(extended):
     recipes = sections[0].split()
     assert {"shapes-simsiam", "shapes-simsiam-sem", "cifar100-simsiam-sem8", "simsiam"} <= set(recipes)
     assert {"shapes-byol-sphere", "byol-sphere"} <= set(recipes)
+    assert "gratings" in next(section for section in sections if section.startswith("datasets"))
     for section in sections:
         if section.startswith(("probe", "knn")):
             assert re.search(r"written to runs/\w+/results/", section), section
     assert "method: simsiam" in (extended / "runs/simsiam/recipe.yaml").read_text()
     assert "bottleneck: sphere" in (extended / "runs/sphere/recipe.yaml").read_text()
+    assert "data: gratings" in (extended / "runs/gratings/recipe.yaml").read_text()
     assert len(list((extended / "sweeps/simsiam").rglob("recipe.yaml"))) >= 2
 
 
