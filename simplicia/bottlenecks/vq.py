@@ -93,9 +93,9 @@ class VectorQuantised(nn.Module):
     def _restart_dead_codes(self, z: Tensor) -> None:
         fair = z.shape[1] / self.vertices
         dead = self.counts < self.dead_code_threshold * fair
-        everyone = gather(z.transpose(0, 1)).transpose(0, 1)  # processes share their codebooks
-        picks = agreed(torch.randint(everyone.shape[1], self.counts.shape, device=z.device))
-        self.codebook.copy_(torch.where(dead[..., None], self._take(everyone, picks), self.codebook))
+        samples = gather(z.transpose(0, 1)).transpose(0, 1)  # processes share their codebooks
+        picks = agreed(torch.randint(samples.shape[1], self.counts.shape, device=z.device))
+        self.codebook.copy_(torch.where(dead[..., None], self._take(samples, picks), self.codebook))
         self.counts.copy_(torch.where(dead, fair, self.counts))
 
     def _update_codes(self, z: Tensor, codes: Tensor) -> None:
