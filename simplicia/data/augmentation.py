@@ -1,7 +1,7 @@
-"""Random views of a batch of images, every sample with its own parameters, on the images' own device.
+"""Random views of a batch of images on their device; each sample has its own random parameters.
 
-The `sample_*` functions draw the parameters, the functions of `image_ops` apply them. Nothing waits for the
-host, so the whole of `Views` can be compiled with `fullgraph=True` or captured in a CUDA graph.
+The `sample_*` functions draw the parameters, `image_ops` applies them. None synchronises with the host, so
+`Views` compiles with `fullgraph=True` and can be captured in a CUDA graph.
 """
 
 import math
@@ -51,11 +51,9 @@ class ViewSettings:
     flip: Annotated[float, "probability", Range(0, 1)] = 0.5
 
     @classmethod
-    def crop_flip(cls, crop_scale: Pair = (0.08, 1.0), views: int = 1) -> "ViewSettings":
-        """Only random crops and flips: the training views of a linear probe."""
-        return cls(
-            crop_scale=crop_scale, jitter_prob=0.0, grey=0.0, blur=(0.0,) * views, solarise=(0.0,) * views
-        )
+    def crop_flip(cls, crop_scale: Pair = (0.08, 1.0)) -> "ViewSettings":
+        """One view with random crops and flips only, as linear probes train on."""
+        return cls(crop_scale=crop_scale, jitter_prob=0.0, grey=0.0, blur=(0.0,), solarise=(0.0,))
 
     def validate(self) -> None:
         """Raise a UserError that names the first setting out of its range."""
@@ -64,13 +62,10 @@ class ViewSettings:
             pair = getattr(self, name)
             if len(pair) != 2 or pair[0] > pair[1]:
                 raise UserError(f"{name} is {pair}; it must be (low, high) with low <= high")
-        per_view = self.blur, self.solarise
-        if not all(isinstance(entries, tuple | list) for entries in per_view) or not (
-            0 < len(self.blur) == len(self.solarise)
-        ):
-            raise UserError(
-                f"blur is {self.blur} and solarise is {self.solarise}; each must have one entry per view"
-            )
+        counts = {len(x) if isinstance(x, tuple | list) else 0 for x in (self.blur, self.solarise)}
+        if len(counts) > 1 or 0 in counts:
+            given = f"blur is {self.blur} and solarise is {self.solarise}"
+            raise UserError(f"{given}; each must have one entry per view")
 
 
 class Views:
@@ -111,7 +106,7 @@ class Views:
         return normalise(x, self.mean, self.std)
 
 
-# ---- Sampling: parameters of n samples, from torch's default generator of the device.
+# ---- Sampling: parameters of n samples, drawn from torch's default generator of the device.
 
 
 def sample_apply(n: int, probability: float, device: torch.device) -> Tensor:
@@ -130,22 +125,22 @@ def sample_boxes(
 ) -> Tensor:
     """Crops (n, 4) of top, left, height, width: area uniform in scale, log(width / height) uniform in ratio.
 
-    A crop larger than the image is drawn again, up to ten draws; then it is the largest central one in ratio.
-    The ratio is that before images were squeezed to squares: aspect_ratios (n,) are their original ones.
+    A crop larger than the image is redrawn, up to ten times; then it is the largest central crop in ratio.
+    The ratio is the one before images were squeezed to squares, given their original aspect_ratios (n,).
     """
-    # how much wider than in the picture things are in the image
+    # how much squeezing widened the image
     wider = torch.ones((), device=device) if aspect_ratios is None else width / height / aspect_ratios
     area = height * width * _uniform((n, 10), *scale, device)
     aspect = _uniform((n, 10), math.log(ratio[0]), math.log(ratio[1]), device).exp() * wider.view(-1, 1)
     h, w = (area / aspect).sqrt().round(), (area * aspect).sqrt().round()
     valid = (h >= 1) & (h <= height) & (w >= 1) & (w <= width)
-    found, first = valid.any(1), valid.int().argmax(1, keepdim=True)
-    h = torch.where(found, h.gather(1, first)[:, 0], (width / ratio[0] / wider).round().clamp(1, height))
-    w = torch.where(found, w.gather(1, first)[:, 0], (height * ratio[1] * wider).round().clamp(1, width))
-    room = torch.stack((height - h, width - w))
+    any_valid, first = valid.any(1), valid.int().argmax(1, keepdim=True)
+    h = torch.where(any_valid, h.gather(1, first)[:, 0], (width / ratio[0] / wider).round().clamp(1, height))
+    w = torch.where(any_valid, w.gather(1, first)[:, 0], (height * ratio[1] * wider).round().clamp(1, width))
+    slack = torch.stack((height - h, width - w))
     # The minimum guards against a random number so close to 1 that the product rounds up.
-    corner = torch.minimum((torch.rand(2, n, device=device) * (room + 1)).floor(), room)
-    top, left = torch.where(found, corner, (room / 2).floor())
+    corner = torch.minimum((torch.rand(2, n, device=device) * (slack + 1)).floor(), slack)
+    top, left = torch.where(any_valid, corner, (slack / 2).floor())
     return torch.stack((top, left, h, w), 1).long()
 
 

@@ -1,6 +1,6 @@
-"""What views are made of: pure functions of float images (N, 3, H, W) and one parameter per sample.
+"""Batched image operations with one parameter per sample, for float images (N, 3, H, W) in [0, 1].
 
-Each agrees with torchvision's. Images are in [0, 1] until they are normalised. Nothing waits for the host.
+They agree with torchvision's, and none synchronises with the host.
 """
 
 import math
@@ -17,7 +17,7 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the codes in the `order` of 
 
 
 def resized_crop(images: Tensor, boxes: Tensor, size: int, interpolation: str = "bicubic") -> Tensor:
-    """Cut out boxes (N, 4) of top, left, height, width and resize them, antialiased, to size x size.
+    """Crop boxes (N, 4) of top, left, height, width and resize them, antialiased, to size x size.
 
     Clamped to [0, 1], because bicubic weights overshoot.
     """
@@ -47,7 +47,7 @@ def _resize_weights(start: Tensor, length: Tensor, size: int, extent: int, inter
 def _separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Images with rows (N, h, H) applied to their height and columns (N, w, W) to their width.
 
-    Large ones on a GPU in 16 bits, which round off less than the image's own 8 bits did.
+    On a GPU, large images use 16-bit products, whose rounding error is below that of 8-bit pixels.
     """
     dtype = images.dtype
     if images.is_cuda and max(images.shape[2:]) >= 64:
@@ -68,7 +68,7 @@ def _adjust_hue(images: Tensor, factor: Tensor) -> Tensor:
     r, g, b = images.split(1, 1)
     value = torch.maximum(torch.maximum(r, g), b)
     chroma = value - torch.minimum(torch.minimum(r, g), b)
-    # The hue in sixths of the circle, before the division times chroma; grey has none, and any will do.
+    # The hue in sixths of the circle, times chroma until the division; the hue of grey is arbitrary.
     hue = torch.where(value == g, (b - r).add_(chroma, alpha=2), (r - g).add_(chroma, alpha=4))
     hue = torch.where(value == r, g - b, hue).div_(chroma.clamp(min=1e-12))
     hue = hue.add_(_expand(6 * factor)).remainder_(6)
@@ -81,9 +81,9 @@ def _adjust_hue(images: Tensor, factor: Tensor) -> Tensor:
 def colour_jitter(images: Tensor, factors: Tensor, order: Tensor, apply: Tensor) -> Tensor:
     """Brightness, contrast, saturation and hue by factors (N, 4), in each sample's own order, if apply (N,).
 
-    Each row of order (N, 4) is a permutation of 0 to 3. One pass of `_adjust` serves samples that are at
-    different adjustments. Hue, which costs most, is computed once, between three passes and another three, in
-    which the samples whose turn is on the other side have factor 1.
+    Each row of order (N, 4) is a permutation of 0 to 3. One pass of `_adjust` serves samples at different
+    adjustments. Hue costs most and is computed once, with three passes before and after it; in those on the
+    wrong side of its hue, a sample has factor 1.
     """
     turns = torch.arange(4, device=images.device)
     hue_turn = (order == HUE).int().argmax(1, keepdim=True)
@@ -151,10 +151,10 @@ def _expand(parameter: Tensor) -> Tensor:
 
 
 def eval_view(images: Tensor, size: int, mean: Triple, std: Triple) -> Tensor:
-    """The deterministic view for evaluation of uint8 images: (N, 3, size, size), normalised.
+    """The deterministic evaluation view of uint8 images: (N, 3, size, size), normalised.
 
-    Images of that very size are left whole. Others are resized (bicubic, antialiased) until the short side is
-    8/7 of size, as 256 is of 224, and the centre is cut out.
+    Images of that size are not cropped. The short side of others is resized (bicubic, antialiased) to 8/7 of
+    size, as 256 is of 224, before a center crop.
     """
     check_images(images)
     check_output(size, mean, std)
@@ -170,7 +170,7 @@ def eval_view(images: Tensor, size: int, mean: Triple, std: Triple) -> Tensor:
 
 
 def center_crop(images: Tensor, size: int) -> Tensor:
-    """The centre squares of uint8 images, brought to a size: of tensors what ``decode`` gives of files."""
+    """Center-crop uint8 images to squares and resize these, as ``image_files.decode`` does with files."""
     height, width = images.shape[2:]
     if (height, width) == (size, size):
         return images
@@ -182,11 +182,11 @@ def center_crop(images: Tensor, size: int) -> Tensor:
 
 
 def center_crop_squeezed(images: Tensor, aspect_ratios: Tensor) -> Tensor:
-    """The centre squares of pictures that were brought to squares: uint8 of the same size."""
+    """Center crops of uint8 images that were squeezed to squares, at the same size."""
     size = images.shape[-1]
-    narrow = torch.stack((aspect_ratios, 1 / aspect_ratios), 1).clamp(max=1)  # of the height and of the width
-    kept = (size * narrow).round().clamp(min=1)
-    boxes = torch.cat((((size - kept) / 2).floor(), kept), 1).long()
+    share = torch.stack((aspect_ratios, 1 / aspect_ratios), 1).clamp(max=1)  # of height and width
+    sides = (size * share).round().clamp(min=1)
+    boxes = torch.cat((((size - sides) / 2).floor(), sides), 1).long()
     parts = zip(images.split(256), boxes.split(256), strict=True)
     return torch.cat([(resized_crop(x / 255, box, size) * 255).round().byte() for x, box in parts])
 
