@@ -55,7 +55,7 @@ def each(operation, images, *parameters):
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("size", [8, 32, 45])
 @pytest.mark.parametrize("height, width", [(32, 32), (37, 51), (96, 64)])
-def test_resized_crop_is_torchvisions(height, width, size, interpolation):
+def test_resized_crop_agrees_with_torchvision(height, width, size, interpolation):
     images = float_images(8, height, width)
     boxes = V.sample_boxes(8, height, width, (0.02, 1.0), (0.5, 2.0), CPU)
     boxes[0] = torch.tensor([0, 0, height, width])
@@ -70,7 +70,7 @@ def test_resized_crop_is_torchvisions(height, width, size, interpolation):
 
 
 @pytest.mark.parametrize(("extent", "size"), [(224, 224), (96, 224), (512, 64)])
-def test_products_of_16_bits_round_off_less_than_the_images_did(extent, size):
+def test_16_bit_products_round_less_than_8_bit_pixels(extent, size):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (24, 3, extent, extent), generator=generator) / 255
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def test_products_of_16_bits_round_off_less_than_the_images_did(extent, size):
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_a_crop_sees_nothing_outside_its_box(data):
+def test_crops_ignore_pixels_outside_their_box(data):
     height, width = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
     top, left = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
     box = torch.tensor(
@@ -112,7 +112,7 @@ def test_each_colour_adjustment_agrees_with_torchvision(kind, operation, levels)
     assert_close(adjusted, each(operation, images, factors[:, kind]))
 
 
-def test_colour_jitter_is_torchvisions_in_every_order():
+def test_colour_jitter_agrees_with_torchvision_in_every_order():
     steps = TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue
     order = torch.tensor(list(itertools.permutations(range(4))))
     images = float_images(len(order))
@@ -128,7 +128,7 @@ def test_colour_jitter_is_torchvisions_in_every_order():
 
 
 @pytest.mark.parametrize("height, width, kernel_size", [(32, 32, 3), (17, 23, 5), (40, 33, 23)])
-def test_gaussian_blur_is_torchvisions(height, width, kernel_size):
+def test_gaussian_blur_agrees_with_torchvision(height, width, kernel_size):
     images, sigma = float_images(6, height, width), torch.tensor([0.1, 0.4, 0.8, 1.3, 2.0, 5.0])
     apply = torch.tensor([True, True, True, True, False, True])
     blurred = P.gaussian_blur(images, sigma, kernel_size, apply)
@@ -149,7 +149,7 @@ def test_blur_kernel_is_odd_and_a_tenth_of_the_size():
         (P.flip, TF.horizontal_flip),
     ],
 )
-def test_where_applied_grey_solarise_and_flip_are_torchvisions(ours, reference):
+def test_grey_solarise_and_flip_agree_with_torchvision_where_applied(ours, reference):
     images, apply = float_images(), torch.tensor([True, False, True, True, False, True])
     images[0, :, 0, 0] = 0.25  # the threshold itself
     result = ours(images, apply)
@@ -157,20 +157,20 @@ def test_where_applied_grey_solarise_and_flip_are_torchvisions(ours, reference):
     assert torch.equal(result[~apply], images[~apply])
 
 
-def test_normalise_is_torchvisions():
+def test_normalise_agrees_with_torchvision():
     images = float_images()
     assert_close(P.normalise(images, MEAN, STD), TF.normalize(images, list(MEAN), list(STD)))
 
 
 @pytest.mark.parametrize("height, width", [(48, 48), (61, 83), (100, 40), (20, 30)])
-def test_eval_view_is_resize_and_centre_crop(height, width):
+def test_eval_view_resizes_and_center_crops(height, width):
     images = uint8_images(2, height, width)
     resized = TF.resize(images.float() / 255, [37], InterpolationMode.BICUBIC, antialias=True).clamp(0, 1)
     reference = TF.normalize(TF.center_crop(resized, [32, 32]), list(MEAN), list(STD))
     assert_close(P.eval_view(images, 32, MEAN, STD), reference)
 
 
-def test_eval_view_leaves_images_of_the_right_size_whole():
+def test_eval_view_does_not_crop_images_of_the_right_size():
     images = uint8_images()
     assert torch.equal(P.eval_view(images, 32, *IDENTITY), images.float() / 255)
 
@@ -204,28 +204,28 @@ def test_boxes_have_torchvisions_distribution(height, width, scale, ratio):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 50), st.integers(1, 50), st.floats(0.001, 1), st.floats(0.1, 8), st.floats(1, 3))
-def test_boxes_lie_inside_any_image(height, width, scale, ratio, spread):
+def test_boxes_lie_inside_images_of_any_size(height, width, scale, ratio, spread):
     top, left, h, w = V.sample_boxes(50, height, width, (scale, 1.0), (ratio, ratio * spread), CPU).unbind(1)
     assert (torch.minimum(top, left) >= 0).all() and (torch.minimum(h, w) >= 1).all()
     assert (top + h <= height).all() and (left + w <= width).all()
 
 
 @pytest.mark.parametrize(("height", "width"), [(300, 600), (500, 200)])
-def test_boxes_of_a_squeezed_picture_are_those_of_the_picture(height, width):
+def test_boxes_in_squeezed_images_have_the_distribution_of_the_originals(height, width):
     side, scale, ratio = 256, (0.2, 1.0), (3 / 4, 4 / 3)
     aspect_ratios = torch.full((20_000,), width / height)
     squeezed = V.sample_boxes(20_000, side, side, scale, ratio, CPU, aspect_ratios)
-    stretch = torch.tensor([height, width, height, width]) / side
-    whole = V.sample_boxes(20_000, height, width, scale, ratio, CPU)
-    ours, reference = squeezed * stretch, whole.float()
-    error = 4 * ((reference.var(0) + ours.var(0)) / 20_000).sqrt() + stretch / 2
+    scaling = torch.tensor([height, width, height, width]) / side
+    original = V.sample_boxes(20_000, height, width, scale, ratio, CPU)
+    ours, reference = squeezed * scaling, original.float()
+    error = 4 * ((reference.var(0) + ours.var(0)) / 20_000).sqrt() + scaling / 2
     assert ((ours.mean(0) - reference.mean(0)).abs() <= error).all()
     assert ((ours.std(0) / reference.std(0)).log().abs() < 0.03).all()
     shape = (ours[:, 3] / ours[:, 2]).log()
     assert shape.min() > math.log(3 / 4) - 0.05 and shape.max() < math.log(4 / 3) + 0.05
 
 
-def test_squares_among_squeezed_pictures_are_cut_as_ever():
+def test_aspect_ratio_1_changes_no_box():
     torch.manual_seed(0)
     plain = V.sample_boxes(50, 40, 40, (0.08, 1.0), (3 / 4, 4 / 3), CPU)
     torch.manual_seed(0)
@@ -233,35 +233,35 @@ def test_squares_among_squeezed_pictures_are_cut_as_ever():
 
 
 @pytest.mark.parametrize("aspect", [5000.0, 1 / 5000, 3.0])
-def test_boxes_lie_inside_pictures_of_any_shape(aspect):
+def test_boxes_lie_inside_for_extreme_aspect_ratios(aspect):
     boxes = V.sample_boxes(500, 32, 32, (0.08, 1.0), (3 / 4, 4 / 3), CPU, torch.full((500,), aspect))
     assert (boxes[:, :2] >= 0).all() and (boxes[:, 2:] >= 1).all()
     assert (boxes[:, :2] + boxes[:, 2:] <= 32).all()
 
 
-def smooth_pictures(height, width):
+def smooth_image(height, width):
     y, x = torch.linspace(0, 6, height)[:, None], torch.linspace(0, 9, width)
     return (torch.stack([x.sin() + y.cos(), (x + y).sin(), (x - y).cos()]) / 4 + 0.5).clamp(0, 1)[None]
 
 
-def test_a_crop_of_a_squeezed_picture_is_that_of_the_picture():
-    picture = smooth_pictures(120, 240)
-    squeezed = TF.resize(picture, [120, 120], antialias=True)
-    whole = P.resized_crop(picture, torch.tensor([[20, 60, 60, 80]]), 32)
-    assert_close(P.resized_crop(squeezed, torch.tensor([[20, 30, 60, 40]]), 32), whole, 0.01)
+def test_crops_of_squeezed_and_original_images_agree():
+    image = smooth_image(120, 240)
+    squeezed = TF.resize(image, [120, 120], antialias=True)
+    original = P.resized_crop(image, torch.tensor([[20, 60, 60, 80]]), 32)
+    assert_close(P.resized_crop(squeezed, torch.tensor([[20, 30, 60, 40]]), 32), original, 0.01)
 
 
 @pytest.mark.parametrize(("height", "width"), [(100, 160), (150, 100)])
-def test_centre_squares_of_squeezed_pictures(height, width):
-    picture = (smooth_pictures(height, width) * 255).round().byte()
-    squeezed = TF.resize(picture, [80, 80], antialias=True)
-    found = P.center_crop_squeezed(squeezed.expand(300, -1, -1, -1), torch.full((300,), width / height))
-    expected = P.center_crop(picture, 80)
-    assert found.shape == (300, 3, 80, 80) and found[0].equal(found[-1])
-    assert (found[0].int() - expected[0].int()).abs().max() <= 6
+def test_center_crops_of_squeezed_and_original_images_agree(height, width):
+    image = (smooth_image(height, width) * 255).round().byte()
+    squeezed = TF.resize(image, [80, 80], antialias=True)
+    cropped = P.center_crop_squeezed(squeezed.expand(300, -1, -1, -1), torch.full((300,), width / height))
+    expected = P.center_crop(image, 80)
+    assert cropped.shape == (300, 3, 80, 80) and cropped[0].equal(cropped[-1])
+    assert (cropped[0].int() - expected[0].int()).abs().max() <= 6
 
 
-def test_every_position_of_a_box_is_as_likely():
+def test_box_positions_are_uniform():
     boxes = V.sample_boxes(9_000, 4, 4, (0.25, 0.25), (1.0, 1.0), CPU)
     positions, counts = boxes.unique(dim=0, return_counts=True)
     assert positions.tolist() == [[top, left, 2, 2] for top in range(3) for left in range(3)]
@@ -292,7 +292,7 @@ def view_of(images, **changes):
     return V.Views(replace(NOTHING, **changes), images.shape[2], *IDENTITY)(images)[0]
 
 
-def test_each_setting_switches_its_own_operation():
+def test_each_setting_controls_its_own_operation():
     images = uint8_images()
     pixels, all_of_them = images.float() / 255, torch.ones(6, dtype=torch.bool)
     assert_close(view_of(images), pixels, 1e-6)
@@ -310,7 +310,7 @@ def test_each_setting_switches_its_own_operation():
         assert_close(view_of(images, jitter_prob=0.0, **strengths), pixels, 1e-6)
 
 
-def test_blur_and_solarise_come_after_the_colours_and_in_that_order():
+def test_operations_are_applied_in_order():
     images = uint8_images()
     pixels, everywhere = images.float() / 255, torch.ones(6, dtype=torch.bool)
     grey = P.greyscale(pixels, everywhere)
@@ -319,7 +319,7 @@ def test_blur_and_solarise_come_after_the_colours_and_in_that_order():
     assert_close(ours, expected)
 
 
-def test_samples_of_a_batch_differ_and_so_do_views():
+def test_samples_and_views_get_different_parameters():
     images = uint8_images(1).expand(8, -1, -1, -1)
     first, second = V.Views(BYOL, 24, MEAN, STD)(images)
     assert first.shape == second.shape == (8, 3, 24, 24)
@@ -328,7 +328,7 @@ def test_samples_of_a_batch_differ_and_so_do_views():
     assert torch.pdist(everything).min() > 1
 
 
-def test_a_batch_is_its_samples_one_by_one():
+def test_batched_operations_equal_single_samples():
     images, n = float_images(6, 32, 32), 6
     boxes = V.sample_boxes(n, 32, 32, (0.08, 1.0), (3 / 4, 4 / 3), CPU)
     factors, order = V.sample_jitter(n, BYOL, CPU)
@@ -344,7 +344,7 @@ def test_a_batch_is_its_samples_one_by_one():
 
 
 @pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
-def test_extreme_images_stay_in_range(interpolation):
+def test_views_of_extreme_images_stay_in_range(interpolation):
     black, checks = torch.zeros(8, 3, 33, 20, dtype=torch.uint8), torch.zeros(8, 3, 33, 20, dtype=torch.uint8)
     checks[:, :, ::2, ::2] = 255
     flat_red = black.clone()
@@ -358,7 +358,7 @@ def test_extreme_images_stay_in_range(interpolation):
             assert view.isfinite().all() and view.min() >= 0 and view.max() <= 1 + 1e-6
 
 
-def test_the_generator_decides_everything():
+def test_the_seed_determines_the_views():
     views, images = V.Views(BYOL, 32, MEAN, STD), uint8_images()
     torch.manual_seed(3)
     first = views(images)
@@ -372,7 +372,7 @@ def test_crop_flip_changes_no_colour():
     assert_close(view, images[:, :, :32, :32] / 255)
 
 
-def test_autocast_does_not_coarsen_the_pixels():
+def test_autocast_does_not_change_views():
     views, images = V.Views(BYOL, 32, MEAN, STD), uint8_images()
     torch.manual_seed(0)
     exact = views(images)
@@ -384,7 +384,7 @@ def test_autocast_does_not_coarsen_the_pixels():
 # ---- no waiting for the host
 
 
-def test_nothing_depends_on_data():
+def test_no_operation_reads_data_on_the_host():
     views = V.Views(BYOL, 24, MEAN, STD)
     with FakeTensorMode():  # has no values: reading one, or branching on it, raises
         images = torch.empty(4, 3, 40, 36, dtype=torch.uint8)
@@ -448,12 +448,12 @@ def test_views_can_be_captured_in_a_cuda_graph():
         {"blur": (), "solarise": ()},
     ],
 )
-def test_a_setting_out_of_range_is_named(change):
+def test_settings_out_of_range_raise_with_their_name(change):
     with pytest.raises(UserError, match=rf"{next(iter(change))} is .*; .*(must|choose)"):
         V.Views(V.ViewSettings(**change), 32, MEAN, STD)
 
 
-def test_other_errors_are_sentences():
+def test_invalid_sizes_statistics_and_images_raise():
     for size, mean, std in [(1, MEAN, STD), (32, (0.5,), STD), (32, MEAN, (0.2, 0.0, 0.2))]:
         with pytest.raises(UserError, match=r"; .* must "):
             V.Views(BYOL, size, mean, std)

@@ -31,7 +31,7 @@ def lay(root):
 
 
 @pytest.mark.parametrize("place", ["imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."])
-def test_splits_classes_and_constants(place, tmp_path):
+def test_folders_splits_classes_and_statistics(place, tmp_path):
     lay(tmp_path / place)
     train, test = (datasets.load("imagenet", split, tmp_path, size=16) for split in ("train", "test"))
     assert (train.images.shape, test.images.shape) == ((12, 3, 16, 16), (6, 3, 16, 16))
@@ -43,7 +43,7 @@ def test_splits_classes_and_constants(place, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["test", "test/unknown"])
-def test_its_own_test_split_which_has_no_labels_is_left_alone(place, tmp_path):
+def test_the_unlabelled_test_split_is_ignored(place, tmp_path):
     lay(tmp_path / "imagenet")
     draw(tmp_path / "imagenet" / place, 3)
     train, test = (datasets.load("imagenet", split, tmp_path, size=16) for split in ("train", "test"))
@@ -51,19 +51,19 @@ def test_its_own_test_split_which_has_no_labels_is_left_alone(place, tmp_path):
     assert all(file.startswith("val/") for file in test.files)
 
 
-def test_of_ones_own_folders_one_with_labels_is_tested_on(tmp_path):
+def test_a_labelled_val_precedes_an_unlabelled_test_folder(tmp_path):
     lay(tmp_path / "mine")
     draw(tmp_path / "mine" / "test", 3)
     test = datasets.load(str(tmp_path / "mine"), "test", size=16)
     assert len(test) == 6 and test.labels is not None and test.files[0].startswith("val/")
 
 
-def test_a_folder_of_ones_own_that_is_called_so_is_not_imagenet(tmp_path):
+def test_a_folder_called_imagenet_gets_its_own_statistics(tmp_path):
     own = datasets.load(lay(tmp_path / "imagenet"), "train", size=16)
     assert own.name == "imagenet" and own.statistics()[0] != MEAN
 
 
-def test_the_first_place_counts_and_sizes_suit_the_images(tmp_path):
+def test_the_first_folder_wins_and_the_size_follows_the_images(tmp_path):
     lay(tmp_path / "imagenette2-160")
     assert datasets.load("imagenette", "train", tmp_path).images.shape == (12, 3, 32, 32)
     draw(tmp_path / "imagenette2/train/a", 2)
@@ -72,7 +72,7 @@ def test_the_first_place_counts_and_sizes_suit_the_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make, told",
+    "make, message",
     [
         (lambda root: None, r"imagenet needs '.*imagenet/train' and val, with a folder for each class"),
         (lambda root: draw(root / "imagenet/train/a", 2), r"needs the folder '.*val' next to train"),
@@ -82,41 +82,33 @@ def test_the_first_place_counts_and_sizes_suit_the_images(tmp_path):
         ),
     ],
 )
-def test_what_is_missing_is_told(make, told, tmp_path):
+def test_missing_folders_are_named(make, message, tmp_path):
     make(tmp_path)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         datasets.load("imagenet", "test", tmp_path, size=16)
 
 
-def test_without_a_place_to_look_it_is_told_which_to_give(monkeypatch):
+def test_without_a_data_folder_the_error_says_what_to_give(monkeypatch):
     monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
     with pytest.raises(UserError, match="imagenet needs 'imagenet' below --data-dir or SIMPLICIA_DATA"):
         datasets.load("imagenet")
 
 
-def test_other_test_sets_are_found_by_their_folders(tmp_path, monkeypatch):
+def test_other_test_sets_are_located_by_their_folders(tmp_path, monkeypatch):
     for name in ("imagenet-r", "ImageNet-A"):
         (tmp_path / name).mkdir()
-    found = {"R": tmp_path / "imagenet-r", "A": tmp_path / "ImageNet-A"}
-    assert others(tmp_path) == found
+    expected = {"R": tmp_path / "imagenet-r", "A": tmp_path / "ImageNet-A"}
+    assert others(tmp_path) == expected
     monkeypatch.setenv("SIMPLICIA_DATA", str(tmp_path))
-    assert others(None) == found
+    assert others(None) == expected
     monkeypatch.delenv("SIMPLICIA_DATA")
     assert others(None) == {}
-
-
-def test_images_that_are_files_are_decoded_at_the_size_of_the_run():
-    assert [datasets.decoded_size(name, 96) for name in ("imagenet", "flowers102", "some/folder")] == [96] * 3
-    assert [datasets.decoded_size(name, 96) for name in ("cifar10", "cifar100", "digits", "shapes")] == [
-        None
-    ] * 4
-    assert datasets.decoded_size("imagenet", 0) is None
 
 
 DATA = os.environ.get("SIMPLICIA_DATA")
 
 
-def test_the_published_lists_are_found_below_the_data_folder(tmp_path, monkeypatch):
+def test_published_lists_are_located_below_the_data_folder(tmp_path, monkeypatch):
     assert labelled_list(0.01, tmp_path) is None and labelled_list(0.01, None) is None
     (tmp_path / "imagenet_subsets").mkdir()
     for place in (tmp_path / "10percent.txt", tmp_path / "imagenet_subsets/1percent.txt"):
@@ -130,7 +122,7 @@ def test_the_published_lists_are_found_below_the_data_folder(tmp_path, monkeypat
 @pytest.mark.skipif(
     not DATA or not (Path(DATA) / "imagenette2").is_dir(), reason="SIMPLICIA_DATA has no Imagenette"
 )
-def test_the_real_imagenette():
+def test_real_imagenette():
     train, test = (datasets.load("imagenette", split, size=16) for split in ("train", "test"))
     assert (len(train), len(test), len(train.classes)) == (9469, 3925, 10)
     assert train.classes[0] == "n01440764" and train.classes == test.classes and not train.skipped

@@ -1,4 +1,4 @@
-"""Batches of images: the same ones in the same order, wherever the images lie."""
+"""Both loaders give the same batches in the same order."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import simplicia
+from simplicia.data import datasets
 from simplicia.data.loaders import DeviceLoader, HostLoader, choose_loader
 from simplicia.train import checkpoint
 
@@ -27,20 +28,20 @@ def batches(kind, steps, **world):
 
 @pytest.mark.parametrize("world", [{}, {"rank": 1, "world": 2}])
 @pytest.mark.parametrize("steps", [range(20), (7, 8, 8, 5, 6, 30, 31), (11, 12, 5)])
-def test_streamed_batches_are_the_resident_ones(steps, world):
-    found = [list(batches(kind, steps, **world)) for kind in (DeviceLoader, HostLoader)]
-    for (indices, images), (same, streamed) in zip(*found, strict=True):
+def test_both_loaders_give_the_same_batches(steps, world):
+    results = [list(batches(kind, steps, **world)) for kind in (DeviceLoader, HostLoader)]
+    for (indices, images), (same, streamed) in zip(*results, strict=True):
         assert indices == same and images[:, 0, 0, 0].tolist() == indices
         assert streamed.equal(images)
 
 
-def test_an_epoch_has_each_image_once_and_the_next_another_order():
+def test_an_epoch_has_each_image_once_and_every_epoch_another_order():
     order = [i for indices, _ in batches(DeviceLoader, range(12)) for i in indices]
     first, second = order[:48], order[48:]
     assert len(set(first)) == len(set(second)) == 48 and first != second
 
 
-def test_a_streamed_batch_is_always_at_the_same_place():
+def test_host_loader_reuses_one_buffer_on_the_device():
     data = HostLoader(IMAGES, 8, 0, CPU)
     address = data.images.data_ptr()
     rows = [data.fetch(step, data.indices(step)) for step in range(3)]
@@ -48,20 +49,22 @@ def test_a_streamed_batch_is_always_at_the_same_place():
     assert all(r is data.fixed_rows for r in rows) and data.fixed_rows.tolist() == list(range(8))
 
 
-def test_what_is_asked_for_is_where_images_go():
+def test_choose_loader_follows_the_setting():
     assert choose_loader(IMAGES, CPU) is choose_loader(IMAGES, CPU, "device") is DeviceLoader
     assert choose_loader(IMAGES, CPU, "host") is HostLoader
 
 
-def test_a_run_is_the_same_wherever_its_images_lie(tmp_path, capfd):
-    small = {"epochs": 2, "batch_size": 512, "image_size": 16, "sem.simplices": 8, "log_every": 3}
-    found = []
+def test_runs_with_either_loader_are_identical(tmp_path, capfd):
+    images = datasets.part(datasets.load("shapes", "test"), torch.arange(120))
+    small = {"epochs": 2, "batch_size": 30, "image_size": 8, "sem.simplices": 8, "log_every": 3}
+    small |= {"data": images, "holdout": 0.25, "online_every": 1, "options": {"hidden": 32, "out": 16}}
+    results = []
     for where in ("device", "host"):
-        out = tmp_path / where
-        run = simplicia.pretrain("shapes-byol-sem", out=out, data_device=where, online_every=1, **small)
-        found.append(checkpoint.read(checkpoint.latest(run.path / "checkpoint"))[0])
+        run = simplicia.pretrain("shapes-byol-sem", out=tmp_path / where, data_device=where, **small)
+        results.append(checkpoint.read(checkpoint.latest(run.path / "checkpoint"))[0])
         assert ("stay in host memory" in capfd.readouterr().err) == (where == "host")
-    assert found[0].keys() == found[1].keys() and all(found[0][k].equal(found[1][k]) for k in found[0])
+    one, other = results
+    assert one.keys() == other.keys() and all(one[key].equal(other[key]) for key in one)
     lines = ((tmp_path / where / "log.jsonl").read_text().splitlines() for where in ("device", "host"))
-    one, other = ([{**json.loads(line), "images_per_s": 0} for line in log] for log in lines)
-    assert one == other
+    first, second = ([{**json.loads(line), "images_per_s": 0} for line in log] for log in lines)
+    assert first == second

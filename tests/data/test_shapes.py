@@ -13,7 +13,7 @@ def train():
     return shapes("train")
 
 
-def test_it_is_a_whole_data_set(train):
+def test_shapes_has_balanced_labelled_splits_and_superclasses(train):
     test = shapes("test")
     assert (len(train), len(test)) == (5000, 1000)
     assert train.images.shape == (5000, 3, 32, 32) and train.images.dtype == torch.uint8
@@ -27,25 +27,20 @@ def test_it_is_a_whole_data_set(train):
     assert (train.labels[:-1] <= train.labels[1:]).float().mean() < 0.6  # shuffled
 
 
-def test_the_same_seed_draws_the_same_and_another_does_not():
+def test_the_seed_determines_the_images():
     first, again, other = shapes("test", 60), shapes("test", 60), shapes("test", 60, seed=1)
     assert first.images.equal(again.images) and first.labels.equal(again.labels)
     assert not first.images.equal(other.images)
 
 
-def test_the_splits_share_no_image():
-    train, test = (shapes(split, 400).images.flatten(1).numpy() for split in ("train", "test"))
-    assert len(np.unique(np.concatenate([train, test]), axis=0)) == 800
-
-
 @pytest.mark.parametrize("count", [1, 19, 21, 333])
-def test_any_count_is_as_even_as_it_can_be(count):
+def test_classes_are_balanced_for_any_count(count):
     labels = shapes(count=count).labels
     counts = labels.bincount(minlength=20)
     assert len(labels) == count and counts.max() - counts.min() <= 1
 
 
-def test_no_colour_belongs_to_a_class_and_brightness_hardly(train):
+def test_colour_and_brightness_do_not_reveal_the_class(train):
     def share(values):
         between = torch.stack([values[train.labels == c].mean(0) for c in range(20)]).std(0)
         return (between / values.std(0)).max()
@@ -55,8 +50,8 @@ def test_no_colour_belongs_to_a_class_and_brightness_hardly(train):
     assert share(mean.mean(1, keepdim=True)) < 0.3  # a larger figure is more ink
 
 
-def test_every_figure_is_visible_in_grey():
-    """Against the same picture without its figure, which the same random numbers draw."""
+def test_every_figure_is_visible_in_greyscale():
+    """Compare with the same random image without its figure."""
     from simplicia.data import shapes as module
 
     for group in SUPERCLASSES.values():
@@ -72,6 +67,6 @@ def test_every_figure_is_visible_in_grey():
 
 
 @pytest.mark.parametrize("wrong", [{"split": "val"}, {"count": 0}, {"seed": -1}])
-def test_what_cannot_be_drawn_is_said(wrong):
+def test_invalid_requests_raise(wrong):
     with pytest.raises(UserError):
         shapes(**wrong)
