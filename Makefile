@@ -2,7 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test demo lint clean
+# the python of a machine with a GPU, where torch is installed already
+GPU_PYTHON ?= python3
+
+.PHONY: install test gpu-test demo lint clean
 
 install: .venv/installed
 
@@ -14,6 +17,9 @@ install: .venv/installed
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+gpu-test:
+	PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu_tests.py
 
 demo: install
 	$(BIN)/simplicia demo
