@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test demo lint clean
+.PHONY: install test gpu-test demo lint clean
 
 install: .venv/installed
 
@@ -14,6 +14,11 @@ install: .venv/installed
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# On a machine with a GPU, with a Python that has the dependencies; writes results/gpu-tests.json.
+GPU_PYTHON ?= python3
+gpu-test:
+	$(GPU_PYTHON) benchmarks/gpu_tests.py
 
 demo: install
 	$(BIN)/simplicia demo
