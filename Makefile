@@ -2,9 +2,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# the python of a machine with a GPU, where torch is installed already
-GPU_PYTHON ?= python3
-
 .PHONY: install test gpu-test demo lint clean
 
 install: .venv/installed
@@ -18,8 +15,10 @@ install: .venv/installed
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
+# On a machine with a GPU, with a Python that has the dependencies; writes results/gpu-tests.json.
+GPU_PYTHON ?= python3
 gpu-test:
-	PYTHONPATH=. $(GPU_PYTHON) benchmarks/gpu_tests.py
+	$(GPU_PYTHON) benchmarks/gpu_tests.py
 
 demo: install
 	$(BIN)/simplicia demo
