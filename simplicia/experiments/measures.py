@@ -306,7 +306,9 @@ def cost(job: Job, of: tuple[str, str]) -> list[CellResult]:
     counts: dict[str, Any] = {
         name: row[name] for name in ("parameters", "activations", "flops", "estimated_gib")
     }
-    paper = {f"paper_{name}": int(row["paper"][name]) for name in ("parameters", "activations", "flops")}
+    paper: dict[str, Any] = {
+        f"paper_{name}": int(row["paper"][name]) for name in ("parameters", "activations", "flops")
+    }
     paper["paper_gib"] = row["paper"]["gib"]
     return [job.row(protocol="counted", encoder=of[0], method="byol", **counts, **paper)]
 
@@ -326,7 +328,7 @@ def _reported(values: dict[str, Any]) -> dict[str, Any]:
     return {key: values[key] for key in REPORTED if key in values}
 
 
-def _analysed(job: Job, measured: Measurement, part: str | None = None, **values: Any) -> CellResult:
+def _analysed(job: Job, measured: Measurement, part: str | None = None, /, **values: Any) -> CellResult:
     """A result of an analysis; ``values`` replace its own."""
     weights = {"pretrain_step": measured.pretrain_step, "run_id": measured.run_id}
     return job.row(measured, part, **{**measured.details, **weights, **values})

@@ -129,8 +129,8 @@ def _grouped(rows: Iterable[CellResult], *keys: str) -> list[list[CellResult]]:
 
 def _table(caption: str, titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table under a bold caption."""
-    rows = [titles, ["---"] * len(titles), *lines]
-    return "\n".join([f"**{_escape(caption)}.**\n", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+    head, *rows = (f"| {' | '.join(row)} |" for row in (titles, *lines))
+    return "\n".join([f"**{_escape(caption)}.**\n", head, "|" + "---|" * len(titles), *rows]) + "\n"
 
 
 def _overview(experiment: Experiment, rows: list[CellResult], link: str | None) -> str:
