@@ -14,15 +14,13 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate.features import encoder_features
 from simplicia.evaluate.knn import knn
-from simplicia.evaluate.probe import ProbeSettings, probe
+from simplicia.evaluate.probe import preset, probe
 from simplicia.neighbours import overlap
 from simplicia.provenance import commit, versions
 from simplicia.representation import represent
 from simplicia.run import Run
 from simplicia.sem import entropy
 from simplicia.train import recipes
-
-PROBES = ProbeSettings(lrs=(0.1, 1.0, 5.0), l1=(0.0,), temperatures=(0.0, 0.1, 1.0), epochs=30)
 
 
 def demo(out: str | Path = "demo", device: str = "auto", epochs: int | None = None) -> dict[str, Any]:
@@ -69,7 +67,7 @@ def demo(out: str | Path = "demo", device: str = "auto", epochs: int | None = No
         ("BYOL + SEM", sem, "encoder"),
         ("BYOL + SEM", sem, "sem"),
     ):
-        found = probe(run, train, test, layer, PROBES)
+        found = probe(run, train, test, layer, preset("demo"))
         run.write_result(f"probe-{layer}", found)
         for row in found["per_temperature"] or [found.to_json()]:
             near = knn(run, train, test, layer, row["temperature"])

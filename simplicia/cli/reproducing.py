@@ -61,7 +61,7 @@ def reproduce(arguments: list[str]) -> None:
     if name is not None and (wanted or page is not None):
         raise UserError(f"{name!r} is an experiment to run; --list and --page are for all, without a name")
     if wanted:
-        _list(given["epochs"])
+        _list(given["epochs"], given["results"] / "bench" / "step.json")
     elif page is not None:
         from simplicia.experiments.tables import page as written
 
@@ -80,17 +80,17 @@ def reproduce(arguments: list[str]) -> None:
 def _draw(name: str, given: dict[str, Any], path: Path) -> None:
     from simplicia.experiments import get, store
     from simplicia.experiments.figures import draw
-    from simplicia.experiments.runner import Options, Session
+    from simplicia.experiments.reproduce import Options, Session
 
     experiment, options = get(name), Options(**given)
-    session, wanted = Session(experiment, options), experiment.chosen(options.only)
-    places = {experiment.cells.index(cell) for cell in wanted}
+    session, cells = Session(experiment, options), experiment.select(options.only)
+    indices = {experiment.cells.index(cell) for cell in cells}
     asked = {"epochs": options.epochs, "batch_size": options.batch_size}
     rows = [
         row
         for row in store.read(session.path)
-        if experiment.place(row["cell"]) in places
-        and row.get("pretrained_on") in (None, session.data)
+        if experiment.index(row.cell) in indices
+        and row.pretrained_on in (None, session.data)
         and all(value in (None, row.get(key)) for key, value in asked.items())
     ]
     draw(experiment, rows, path)
@@ -102,12 +102,12 @@ def _run(name: str, given: dict[str, Any], arguments: list[str]) -> None:
 
     experiment = get(name)
     from simplicia.experiments import store
-    from simplicia.experiments.runner import Options, reproduce, results_path
+    from simplicia.experiments.reproduce import Options, Session, reproduce
     from simplicia.experiments.tables import markdown
 
     again = f"go on with: simplicia reproduce {shlex.join(arguments)}"
     options = Options(**given)
-    path, failed = results_path(experiment, options), None
+    path, failed = Session(experiment, options).path, None
     try:
         reproduce(experiment, options)
     except Failed as error:
@@ -125,26 +125,24 @@ def _run(name: str, given: dict[str, Any], arguments: list[str]) -> None:
         raise failed
 
 
-def _list(epochs: int | None) -> None:
+def _list(epochs: int | None, step_times: Path) -> None:
     from simplicia.experiments import EXPERIMENTS
-    from simplicia.experiments.budget import SOURCE, budget
+    from simplicia.experiments.budget import SOURCE, Budgets
     from simplicia.progress import Progress
 
-    rows = []
+    rows, budgets = [], Budgets(step_times)
     bar = Progress("counting what models cost", len(EXPERIMENTS), 0)
     for number, experiment in enumerate(EXPERIMENTS.values(), 1):
-        found = budget(experiment, epochs)
+        found = budgets.of(experiment, epochs)
         bar.update(number)
-        hours = (
-            "-" if found.hours is None else f"{found.hours:.1f}" + ("" if found.measured else ", estimate")
-        )
+        hours = "-" if found.hours is None else f"{found.hours:.1f}" + ("" if found.timed else ", estimate")
         memory = "-" if found.gib is None else f"{found.gib:.0f}"
         disk = "-" if found.disk is None else f"{found.disk:.0f}"
         figures = str(found.runs), hours, memory, disk
         rows.append([experiment.name, experiment.title, *figures, experiment.data])
     bar.close()
     table("experiments", ["name", "what", "runs", "GPU hours", "GiB (estimate)", "GB on disk", "data"], rows)
-    print(SOURCE)
+    print(SOURCE.format(path=step_times))
 
 
 def _seed(word: str) -> int:

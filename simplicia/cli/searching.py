@@ -209,7 +209,7 @@ def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None
     return out or None
 
 
-def _cells(found: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _cells(found: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Each trial with what it has at each downstream temperature."""
     return [(row, cell) for row in found["trials"] for cell in row["per_temperature"]]
 
@@ -226,7 +226,7 @@ def _word(value: Any) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _accuracy(row: dict[str, Any]) -> str:
+def _accuracy(row: Any) -> str:
     if row["validation_accuracy"] is None:
         return "-"
     return f"{row['validation_accuracy']:.2f} ± {row['standard_error']:.2f}"

@@ -67,6 +67,7 @@ class ProbeSettings:
 
 PRESETS = {
     "quick": ProbeSettings(),
+    "demo": ProbeSettings(temperatures=(0.0, 0.1, 1.0)),
     "cifar": ProbeSettings(
         lrs=(0.01, 0.1, 0.2),
         l1=(0.0, 1e-5),
@@ -87,7 +88,7 @@ PRESETS = {
 
 
 def preset(name: str) -> ProbeSettings:
-    """Settings by name: "quick", or those of the paper for "cifar" and "imagenet"."""
+    """Settings by name: "quick", the shorter "demo", or those of the paper for "cifar" and "imagenet"."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return dataclasses.replace(PRESETS[name])

@@ -1,24 +1,23 @@
-"""The paper's tables and figures as experiments that anyone can run: ``simplicia reproduce table1``.
+"""The paper's tables and figures as experiments (``simplicia reproduce table1``), and sweeps over settings.
 
-Experiments are declared in ``cifar``, ``looking`` and ``imagenet``, and those that the paper does not have in
-``beyond``; ``runner`` trains and measures what they declare and knows none of them; ``tables`` builds
-Markdown from the JSON that the runner wrote.
+``cifar``, ``internals`` and ``imagenet`` declare the paper's experiments, ``extra`` further ones.
+``reproduce`` and ``sweep`` train and measure through one ``runner``.
 """
 
-from simplicia.errors import unknown
-from simplicia.experiments import cifar, imagenet
-from simplicia.experiments import extra as beyond
-from simplicia.experiments import internals as looking
-from simplicia.experiments.experiment import Cell, Experiment
+# isort: off
+from simplicia.experiments import cifar, internals, imagenet, extra  # registers them in the order of the page
 
-ROOMS = (cifar, looking, imagenet, beyond)
-EXPERIMENTS = {e.name: e for room in ROOMS for e in room.EXPERIMENTS}
+# isort: on
+from simplicia.experiments.experiment import EXPERIMENTS, Cell, Experiment, experiment, get
 
-__all__ = ["EXPERIMENTS", "Cell", "Experiment", "get"]
-
-
-def get(name: str) -> Experiment:
-    """The experiment of that name."""
-    if name not in EXPERIMENTS:
-        raise unknown("experiment", name, EXPERIMENTS)
-    return EXPERIMENTS[name]
+__all__ = [
+    "EXPERIMENTS",
+    "Cell",
+    "Experiment",
+    "cifar",
+    "experiment",
+    "extra",
+    "get",
+    "imagenet",
+    "internals",
+]

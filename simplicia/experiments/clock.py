@@ -1,9 +1,9 @@
-"""The time that was given, and being told to stop."""
+"""The time a command has, and signals that end it."""
 
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from simplicia.errors import Interrupted, Unfinished
 
 
 class Stop(KeyboardInterrupt):
-    """A signal came, or the time is up: nothing that handles errors on the way takes it for one."""
+    """A signal arrived or the time is up. No ``except Exception`` on the way catches it."""
 
     def __init__(self, number: int):
         super().__init__()
@@ -19,47 +19,49 @@ class Stop(KeyboardInterrupt):
 
 
 class TooLong(RuntimeError):
-    """A measurement had all the time that a command has, and it was not enough."""
+    """A measurement does not fit into the time of a command even if it has all of it."""
 
 
 class Clock:
-    """The time that was given."""
+    """The deadline of a command of so many minutes; None: it has none."""
 
-    def __init__(self, minutes: float | None):
+    def __init__(self, minutes: float | None = None):
         self.minutes = minutes
-        given = float("inf") if minutes is None else 60 * minutes
-        self.end = time.monotonic() + given
-        self.saving = min(45, given / 10)  # for the last checkpoint
-        self.starting = min(90, given / 7)  # until the first step is compiled
-        self.leaving = min(10, given / 50)  # after a measurement was ended
-        self.used = False  # something was trained or measured: what comes next has less than all the time
+        seconds = float("inf") if minutes is None else 60 * minutes
+        self.end = time.monotonic() + seconds
+        self.save_margin = min(45, seconds / 10)  # to write the last checkpoint
+        self.startup = min(90, seconds / 7)  # to compile the first step
+        self.exit_margin = min(10, seconds / 50)  # to leave after a measurement was cut off
+        self.used = False  # this command has trained or measured: the next work has less than all the time
 
-    def need(self, seconds: float, what: str) -> None:
+    def need(self, seconds: float, purpose: str) -> None:
+        """Raise Unfinished if less time than that is left."""
         if self.end - time.monotonic() < seconds:
-            raise Unfinished(f"too little time is left for {what}")
+            raise Unfinished(f"too little time is left for {purpose}")
 
     def need_training(self) -> None:
         if self.minutes is not None:
-            self.need(self.saving + self.starting, "training")
+            self.need(self.save_margin + self.startup, "training")
         self.used = True
 
     @contextmanager
     def measuring(self, least: float) -> Iterator[None]:
-        """Ends what is within when the time is up, wherever it is; refused with less than ``least`` left.
+        """Cut off the measurement inside at the deadline; refuse to start it with less than ``least`` left.
 
-        What was the first to be done in its command would only be cut again: that is TooLong.
+        A measurement that was the first work of its command would not fit the next time either: TooLong.
         """
         first, self.used = not self.used, True
+        alarms = [signal.SIGALRM] if hasattr(signal, "SIGALRM") else []  # Windows has none
         try:
             self.need(least, "a measurement")
-            with _handled(_alarms(), self.end - self.leaving):
+            with _raise_stop(alarms, self.end - self.exit_margin):
                 yield
             return
         except Unfinished:
             if not first:
                 raise
         except Stop as stop:
-            if stop.number not in _alarms():
+            if stop.number not in alarms:
                 raise
             if not first:
                 raise Unfinished("the time was up before a measurement was done") from None
@@ -68,21 +70,17 @@ class Clock:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the work with what is done kept, also between and after trainings."""
+    """Turn Ctrl-C and SIGTERM into Interrupted, also between and after trainings."""
     try:
-        with _handled([signal.SIGINT, signal.SIGTERM]):
+        with _raise_stop([signal.SIGINT, signal.SIGTERM]):
             yield
     except Stop as stop:
         raise Interrupted("stopped", stop.number) from None
 
 
-def _alarms() -> list[int]:
-    return [signal.SIGALRM] if hasattr(signal, "SIGALRM") else []  # not on Windows
-
-
 @contextmanager
-def _handled(numbers: list[int], ring: float = float("inf")) -> Iterator[None]:
-    """Signals raise Stop in here; an alarm rings at a time. Only the main thread can have that."""
+def _raise_stop(numbers: Sequence[int], ring: float = float("inf")) -> Iterator[None]:
+    """Signals raise Stop inside; an alarm rings at a time. Python allows this in the main thread only."""
     before: dict[int, Any] = {}
 
     def stop(number: int, _: object) -> None:

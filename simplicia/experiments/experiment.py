@@ -1,19 +1,25 @@
-"""What an experiment is: cells, each a run (a recipe with changes) and what is measured on it."""
+"""Experiments: cells, each a run (a recipe with changes) and a measurement of it; registered by a decorator.
+
+@experiment("embedder-width", "Wider embedders", columns=(("layer", "layer", ""),))
+def embedder_width() -> Iterator[Cell]:
+    yield Cell("linear", options={"layer": "sem"}, paper=73.9)
+"""
 
 import hashlib
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from simplicia.data import datasets
-from simplicia.errors import UserError
+from simplicia.errors import UserError, unknown
 from simplicia.settings import as_dict, flat, with_changes
 from simplicia.train import recipes
 from simplicia.train.recipe import Recipe
 
-CIFAR = ("cifar100", "cifar10")  # one recipe table is for both
-Column = tuple[str, str, str]  # title, field of a row, format
+CIFAR = ("cifar100", "cifar10")  # they share their recipes
+Column = tuple[str, str, str]  # title, field of a result, format
 
 
 @dataclass(frozen=True)
@@ -21,123 +27,139 @@ class Cell:
     """One number of a table, or one curve of a figure."""
 
     name: str
-    recipe: str | None = "byol-sem"  # what comes after the data set's name; None: nothing is trained
-    changes: dict[str, Any] = field(default_factory=dict)  # what the cell is about
-    setting: dict[str, Any] = field(default_factory=dict)  # changes that only CIFAR has, such as its encoder
-    measure: str = "probe"  # one of measures.MEASURES
-    options: dict[str, Any] = field(default_factory=dict)  # what the measure is told
-    paper: float | dict[str, float] | None = None  # the paper's number, or those of a measure's parts
-    ours: bool = False  # the paper has no such cell
-    beside: str | None = None  # the cell without SEM that it is compared with
+    recipe: str | None = "byol-sem"  # without the data set's name; None: nothing is trained
+    changes: dict[str, Any] = field(default_factory=dict)  # of the recipe's settings
+    cifar_changes: dict[str, Any] = field(default_factory=dict)  # only on CIFAR, such as its encoder
+    measure: str = "probe"  # a function of measures.py
+    options: dict[str, Any] = field(default_factory=dict)  # of that function
+    paper: float | dict[str, float] | None = None  # the paper's accuracy, or those of the measure's parts
+    in_paper: bool = True
+    baseline: str | None = None  # the cell without SEM that this one is compared with
 
 
 @dataclass(frozen=True)
 class Figure:
-    """What a figure of the paper has on its axes, by the fields of the rows of its cells.
+    """The axes of a figure, as fields of the results of its cells.
 
-    A point's place is what ``field`` holds, one number or those of a curve, or else the group of the pattern
-    ``cell`` in its cell's name. The name without the pattern is that of the line.
+    The horizontal position is in ``field`` (a number, or the numbers of a curve), or else is the group of the
+    pattern ``cell`` in the cell's name. The rest of that name is the name of the line.
     """
 
-    across: str  # title of the horizontal axis
+    x_label: str
     cell: str = "$"
     field: str = ""
-    up: str = "accuracy"
-    title: str = "test accuracy, %"
-    log: str = "x"  # axes that are logarithmic
-    start: int = 0  # what is added to the places, where they are counted from 0
+    y_field: str = "accuracy"
+    y_label: str = "test accuracy, %"
+    log: str = "x"  # the logarithmic axes
+    offset: int = 0  # added to x: an index counts from 0
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper."""
+    """A table or figure."""
 
     name: str
     title: str
     cells: tuple[Cell, ...]
     data: str = "cifar100"
     epochs: int = 1000  # of the paper's pre-training
-    columns: tuple[Column, ...] = ()  # of its table besides the common ones
-    figure: Figure | None = None  # the paper shows it as a figure, without numbers
+    columns: tuple[Column, ...] = ()  # of its table, after the common ones
+    figure: Figure | None = None  # the paper shows a figure, without numbers
 
     @property
-    def is_ours(self) -> bool:
-        """Whether the paper has nothing like it."""
-        return all(cell.ours for cell in self.cells)
+    def in_paper(self) -> bool:
+        return any(cell.in_paper for cell in self.cells)
 
     @property
-    def own_budgets(self) -> bool:
-        """Whether its cells are about different numbers of epochs, so that they share one table."""
+    def mixes_epochs(self) -> bool:
+        """Whether its cells differ in their number of epochs and share one table."""
         return len({cell.changes.get("epochs") for cell in self.cells}) > 1
 
     def plan(self, cell: Cell, epochs: int | None = None) -> "Plan":
-        """The run of a cell on the experiment's data, for as long as is asked, it says, or the paper has."""
-        asked = epochs if epochs is not None or "epochs" in cell.changes else self.epochs
-        return plan(cell, self.data, 0, asked)
+        """The run of a cell on the experiment's data, for ``epochs``, the cell's own or the paper's."""
+        default = None if "epochs" in cell.changes else self.epochs
+        return plan(cell, self.data, 0, default if epochs is None else epochs)
 
-    def place(self, name: str) -> int:
-        """Where a row's cell is declared: it has that cell's name, or that followed by the name of a part."""
-        declared = [
+    def index(self, name: str) -> int:
+        """The position of the cell of a result, whose name may end in that of a part; after all if none."""
+        prefixes = [
             (len(c.name), -i) for i, c in enumerate(self.cells) if f"{name}, ".startswith(f"{c.name}, ")
         ]
-        return -max(declared)[1] if declared else len(self.cells)
+        return -max(prefixes)[1] if prefixes else len(self.cells)
 
-    def chosen(self, words: list[str]) -> list[Cell]:
-        """The cells whose name has one of the words in it, or is one of them after "="; all without words."""
-        found = [c for c in self.cells if not words or any(_names(word.lower(), c) for word in words)]
-        if not found:
+    def select(self, words: list[str]) -> list[Cell]:
+        """The cells whose name contains one of the words, or equals one after "="; without words all."""
+
+        def matches(word: str, name: str) -> bool:
+            return word == f"={name}" if word.startswith("=") else word in name
+
+        cells = [c for c in self.cells if not words or any(matches(w.lower(), c.name.lower()) for w in words)]
+        if not cells:
             some = ", ".join(repr(cell.name) for cell in self.cells[:4])
             raise UserError(
                 f"no cell of {self.name} has {' or '.join(words)} in its name; they are {some}, …"
             )
-        return found
+        return cells
 
 
-def _names(word: str, cell: Cell) -> bool:
-    name = cell.name.lower()
-    return word == f"={name}" if word.startswith("=") else word in name
+EXPERIMENTS: dict[str, Experiment] = {}
+
+
+def experiment(
+    name: str, title: str, **options: Any
+) -> Callable[[Callable[[], Iterable[Cell]]], Callable[[], Iterable[Cell]]]:
+    """Register the experiment whose cells a function yields."""
+
+    def register(cells: Callable[[], Iterable[Cell]]) -> Callable[[], Iterable[Cell]]:
+        EXPERIMENTS[name] = Experiment(name, title, tuple(cells()), **options)
+        return cells
+
+    return register
+
+
+def get(name: str) -> Experiment:
+    """The experiment of that name."""
+    if name not in EXPERIMENTS:
+        raise unknown("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that is needed: its recipe's name, all that is changed, and the folder that follows from both."""
+    """The run that a cell needs."""
 
-    recipe: str
-    changes: dict[str, Any]
-    complete: Recipe
+    name: str  # of the recipe
+    recipe: Recipe
 
     @property
-    def differs(self) -> dict[str, Any]:
-        """Settings other than the named recipe's, apart from its budget, its seed and its data."""
-        named, own = (flat(as_dict(r)) for r in (recipes.get(self.recipe), self.complete))
+    def changes(self) -> dict[str, Any]:
+        """Settings that differ from the named recipe's, apart from epochs, batch size, seed and data."""
+        named, planned = (flat(as_dict(r)) for r in (recipes.get(self.name), self.recipe))
         apart = ("name", "data", "epochs", "batch_size", "seed")
-        return {k: v for k, v in own.items() if k not in apart and v != named.get(k)}
+        return {k: v for k, v in planned.items() if k not in apart and v != named.get(k)}
 
     @property
     def folder(self) -> str:
-        """The name of the run's folder: the same for whoever needs the same run."""
-        recipe = self.complete
-        words = [self.recipe, f"{recipe.epochs}-epochs", f"batch-{recipe.batch_size}", f"seed-{recipe.seed}"]
+        """The name of the run's folder: cells that need the same run share it."""
+        recipe = self.recipe
+        words = [self.name, f"{recipe.epochs}-epochs", f"batch-{recipe.batch_size}", f"seed-{recipe.seed}"]
         if recipe.data not in datasets.names():
-            place = Path(recipe.data).resolve()
-            words.append(f"{place.name}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}")
-        elif not self.recipe.startswith(f"{recipe.data}-"):  # it has no recipes of its own
+            path = Path(recipe.data).resolve()
+            words.append(f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}")
+        elif not self.name.startswith(f"{recipe.data}-"):  # a set without recipes
             words.append(recipe.data)
-        words += [f"{name.replace('optim.', '')}-{value}" for name, value in sorted(self.differs.items())]
+        words += [f"{name.replace('optim.', '')}-{value}" for name, value in sorted(self.changes.items())]
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))
 
 
 def plan(
     cell: Cell, data: str, seed: int = 0, epochs: int | None = None, batch_size: int | None = None
 ) -> Plan:
-    """The run of a cell, on a data set with recipes of its own or on a folder of images."""
+    """The run of a cell on a data set or a folder of images."""
     assert cell.recipe is not None
     named = f"{data}-{cell.recipe}" in recipes.names()
     name = f"{data}-{cell.recipe}" if named else cell.recipe
-    changes: dict[str, Any] = {**cell.changes, **(cell.setting if data in CIFAR else {}), "seed": seed}
+    changes: dict[str, Any] = {**cell.changes, **(cell.cifar_changes if data in CIFAR else {}), "seed": seed}
     changes |= {} if named else {"data": data}
-    changes |= {} if epochs is None else {"epochs": epochs}
-    changes |= {} if batch_size is None else {"batch_size": batch_size}
-    complete = with_changes(recipes.get(name), changes)
-    complete = complete.checked()
-    return Plan(name, changes, complete)
+    changes |= {k: v for k, v in (("epochs", epochs), ("batch_size", batch_size)) if v is not None}
+    return Plan(name, with_changes(recipes.get(name), changes).checked())

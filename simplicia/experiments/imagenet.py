@@ -1,9 +1,10 @@
-"""The paper's tables and figures on ImageNet, whose settings their cells have on any data."""
+"""The paper's tables and figures on ImageNet; their cells keep ImageNet's settings on any data."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from simplicia.experiments.cifar import CHOSEN, ENCODER, SEM, SIZE
-from simplicia.experiments.experiment import Cell, Experiment, Figure
+from simplicia.experiments.cifar import ENCODER, LAYER, SEM, SIZE, TEMPERATURE
+from simplicia.experiments.experiment import Cell, Figure, experiment
 from simplicia.train.recipes import IMAGENET
 
 BOTH = (("BYOL", "byol"), ("BYOL + SEM", "byol-sem"))
@@ -11,6 +12,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "byol": IMAGENET[""],
     "byol-sem": {**IMAGENET[""], **IMAGENET["-sem"], "sem.simplices": 5000},
 }
+PAPER: dict[str, Any] = {"data": "imagenet", "epochs": 200}
 # fmt: off
 TRANSFER = {  # data set: linear probe of BYOL and BYOL + SEM, the same fine-tuned
     "food101":    ((74.2, 74.7), (83.1, 84.7)),
@@ -33,84 +35,57 @@ SEMI = {  # share of the labels: top-1 and top-5 of BYOL, and of BYOL + SEM
 }
 # fmt: on
 
-SCALING = Experiment(
+
+@experiment(
     "imagenet-scaling",
     "Wider encoders",
-    tuple(
-        Cell(
-            f"{words} {name}",
-            recipe,
-            {**SETTINGS[recipe], "encoder": encoder},
-            measure="probe_and_cost",
-            options=SEM if recipe == "byol-sem" else ENCODER,
-            paper=paper if encoder == "resnet50" else None,
-        )
-        for words, encoder in (("RN-50", "resnet50"), ("RN-50 x2", "resnet50x2"), ("RN-50 x4", "resnet50x4"))
-        for (name, recipe), paper in zip(BOTH, ROBUSTNESS["clean"], strict=True)
-    ),
-    data="imagenet",
-    epochs=200,
     columns=(("FLOPs per image", "flops", ".2e"),),
     figure=Figure("FLOPs per image", SIZE, "flops"),
+    **PAPER,
 )
+def imagenet_scaling() -> Iterator[Cell]:
+    for size, encoder in (("RN-50", "resnet50"), ("RN-50 x2", "resnet50x2"), ("RN-50 x4", "resnet50x4")):
+        for (name, recipe), paper in zip(BOTH, ROBUSTNESS["clean"], strict=True):
+            yield Cell(
+                f"{size} {name}",
+                recipe,
+                {**SETTINGS[recipe], "encoder": encoder},
+                measure="probe_and_cost",
+                options=SEM if recipe == "byol-sem" else ENCODER,
+                paper=paper if encoder == "resnet50" else None,
+            )
 
-ROBUST = Experiment(
-    "robustness",
-    "A linear probe on other test sets",
-    tuple(
-        Cell(
-            name,
-            recipe,
-            SETTINGS[recipe],
-            measure="robustness",
-            paper={key: row[i] for key, row in ROBUSTNESS.items()},
-        )
-        for i, (name, recipe) in enumerate(BOTH)
-    ),
-    data="imagenet",
-    epochs=200,
-    columns=(("layer", "layer", ""),),
-)
 
-TO_OTHERS = Experiment(
+@experiment("robustness", "A linear probe on other test sets", columns=LAYER, **PAPER)
+def robustness() -> Iterator[Cell]:
+    for i, (name, recipe) in enumerate(BOTH):
+        papers = {test_set: accuracies[i] for test_set, accuracies in ROBUSTNESS.items()}
+        yield Cell(name, recipe, SETTINGS[recipe], measure="robustness", paper=papers)
+
+
+@experiment(
     "transfer",
     "Transfer to other data sets: a linear probe on frozen features, and fine-tuned",
-    tuple(
-        Cell(
-            f"{words}, {to}, {name}",
-            recipe,
-            SETTINGS[recipe],
-            measure=measure,
-            options={"to": to},
-            paper=numbers[k][i],
-        )
-        for k, (words, measure) in enumerate((("linear", "transfer"), ("fine-tuned", "finetune")))
-        for to, numbers in TRANSFER.items()
-        for i, (name, recipe) in enumerate(BOTH)
-    ),
-    data="imagenet",
-    epochs=200,
-    columns=(("layer", "layer", ""),),
+    columns=LAYER,
+    **PAPER,
 )
+def transfer() -> Iterator[Cell]:
+    for k, (words, measure) in enumerate((("linear", "transfer"), ("fine-tuned", "finetune"))):
+        for to, numbers in TRANSFER.items():
+            for (name, recipe), paper in zip(BOTH, numbers[k], strict=True):
+                changes, options = SETTINGS[recipe], {"to": to}
+                yield Cell(f"{words}, {to}, {name}", recipe, changes, {}, measure, options, paper)
 
-FEW_LABELS = Experiment(
+
+@experiment(
     "semi-supervised",
     "Fine-tuned on a small share of the labels",
-    tuple(
-        Cell(
-            f"{name}, {100 * share:g} %",
-            recipe,
-            SETTINGS[recipe],
-            measure="semi",
-            options={"fraction": share},
-            paper=dict(zip(("top-1", "top-5"), numbers[i], strict=True)),
-        )
-        for share, numbers in SEMI.items()
-        for i, (name, recipe) in enumerate(BOTH)
-    ),
-    data="imagenet",
-    epochs=200,
-    columns=(*CHOSEN, ("labelled images", "labelled_list", "")),
+    columns=(*TEMPERATURE, ("labelled images", "labelled_list", "")),
+    **PAPER,
 )
-
-EXPERIMENTS = (SCALING, ROBUST, TO_OTHERS, FEW_LABELS)
+def semi_supervised() -> Iterator[Cell]:
+    for fraction, numbers in SEMI.items():
+        for (name, recipe), (top1, top5) in zip(BOTH, numbers, strict=True):
+            papers, options = {"top-1": top1, "top-5": top5}, {"fraction": fraction}
+            label = f"{name}, {100 * fraction:g} %"
+            yield Cell(label, recipe, SETTINGS[recipe], {}, "semi", options, papers)

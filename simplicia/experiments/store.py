@@ -1,101 +1,135 @@
-"""Where results go: a JSON list for each experiment, one object for each cell that was measured."""
+"""The results of experiments: a JSON list per experiment, one object per cell that was measured."""
 
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from simplicia.errors import UserError
-from simplicia.files import atomic_write
+from simplicia.result import Record, is_number, write_json
 
-# what makes a cell another one, rather than the same measured again
-SAME = ("experiment", "cell", "dataset", "pretrained_on", "epochs", "batch_size", "seed", "protocol", "probe")
-TEXTS = (
-    *("experiment", "cell", "dataset", "pretrained_on", "encoder"),
-    *("device", "protocol", "probe", "run", "failed", "note"),
-)
-NUMBERS = (
-    *("epochs", "batch_size", "seed", "accuracy", "standard_error", "paper"),
-    *("seconds", "probe_seconds", "minutes"),
+# equal in these: the same cell, measured again
+IDENTITY = (
+    *("experiment", "cell", "dataset", "pretrained_on", "epochs", "batch_size"),
+    *("seed", "protocol", "probe"),
 )
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of an experiment; none if nothing was measured yet."""
+@dataclass
+class CellResult(Record):
+    """One number of a table or one curve of a figure, and how it was measured."""
+
+    cell: str  # its name, followed by that of the part
+    experiment: str | None = None
+    part: str | None = None  # of a measurement with several results
+    dataset: str | None = None  # the images it was measured on
+    pretrained_on: str | None = None
+    encoder: str | None = None
+    method: str | None = None
+    bottleneck: str | None = None
+    sem: bool | None = None
+    recipe: str | None = None
+    changes: dict[str, Any] | None = None  # of settings of that recipe
+    epochs: int | None = None
+    batch_size: int | None = None
+    seed: int | None = None
+    accuracy: float | None = None  # percent
+    standard_error: float | None = None  # of the test images
+    paper: float | None = None  # the paper's accuracy
+    protocol: str | None = None  # "diverged" or "failed": see ``failed``
+    probe: str | None = None  # name of its settings
+    online: bool = False
+    layer: str | None = None
+    temperature: float | None = None
+    selected: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None  # of pre-training
+    probe_seconds: float | None = None  # of the measurement
+    device: str | None = None
+    trained_by: list[dict[str, Any]] | None = None
+    run: str | None = None  # name of the run's folder
+    failed: str | None = None  # why there is no result
+    minutes: float | None = None  # the time the command had, if the measurement takes longer
+    note: str | None = None
+    commit: str | None = None
+
+    NULLABLE: ClassVar = (
+        *("dataset", "pretrained_on", "encoder", "method", "epochs", "batch_size", "seed", "accuracy"),
+        *("standard_error", "paper", "protocol", "probe", "layer", "temperature", "seconds"),
+        *("probe_seconds", "device"),
+    )
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        result = super().from_json(value)
+        for name, detail in result.details.items():
+            if isinstance(detail, int | float) and not is_number(detail):
+                raise ValueError(f"{name} is {str(detail)[:80]!r}")
+        return result
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in IDENTITY)
+
+    def supersedes(self, other: "CellResult") -> bool:
+        """Whether an earlier failure, of this cell or of a run that diverged, no longer holds."""
+        if self.failed is not None or other.failed is None or self.run != other.run:
+            return False
+        return other.protocol == "diverged" or self.cell.removesuffix(f", {self.part}") == other.cell
+
+
+def read(path: Path) -> list[CellResult]:
+    """The results of an experiment; none if nothing was measured yet."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as results: {str(error).splitlines()[0]}") from error
-    if not isinstance(rows, list) or not all(isinstance(r, dict) and "cell" in r for r in rows):
+    if not isinstance(rows, list):
         raise UserError(f"{path} does not hold results: it must be a list of objects with a cell's name")
+    results = []
     for number, row in enumerate(rows, 1):
-        for name, value in row.items():
-            if not _is_formed(name, value):
-                raise UserError(f"{path} is damaged: {name} of object {number} is {str(value)[:80]!r}")
-    return rows
+        try:
+            results.append(CellResult.from_json(row))
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: in object {number}, {error}") from error
+    return results
+
+
+def put(path: Path, results: list[CellResult]) -> None:
+    """Replace the results of the same cells; all others stay, also those other processes write meanwhile."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path.parent):
+            new = {result.identity: result for result in results}
+            old = [row for row in read(path) if not any(result.supersedes(row) for result in results)]
+            merged = [new.pop(row.identity, row) for row in old] + list(new.values())
+            write_json(path, [row.to_json() for row in merged])
+    except OSError as error:
+        raise UserError(f"results cannot be written to {path}: {error.strerror}") from error
 
 
 def check(path: Path) -> None:
-    """A UserError if results cannot be added to a file, before hours go into what would be lost."""
+    """Raise a UserError if results cannot be added to a file: before hours of training, not after."""
     read(path)
-    there = next(folder for folder in path.absolute().parents if folder.exists())
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
         raise UserError(f"results cannot be written to {path}: {error.strerror}") from error
 
 
-def _is_formed(name: str, value: Any) -> bool:
-    """Whether a value can be shown: texts are texts, and numbers such that can be computed with."""
-    if value is None:
-        return name not in ("cell", "failed")
-    if name in NUMBERS or isinstance(value, int | float):
-        return name not in TEXTS and isinstance(value, int | float) and abs(value) < 1e300
-    return name not in TEXTS or isinstance(value, str)
-
-
-def put(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Put rows in place of those of the same cells; all others stay, whoever else writes meanwhile.
-
-    That a run diverged is no longer so when something was measured on it, nor that a cell failed when it was.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path.parent):
-            new = {_key(row): row for row in rows}
-            sound = [row for row in rows if "failed" not in row]
-            kept = [row for row in read(path) if not any(_mends(new, row) for new in sound)]
-            merged = [new.pop(_key(row), row) for row in kept] + list(new.values())
-            with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"results cannot be written to {path}: {error.strerror}") from error
-
-
-def _mends(new: dict[str, Any], old: dict[str, Any]) -> bool:
-    """Whether what was measured now says that an older failure no longer is one."""
-    if "failed" not in old or new.get("run") != old.get("run"):
-        return False
-    declared = new["cell"].removesuffix(f", {new.get('part')}")
-    return old.get("protocol") == "diverged" or declared == old["cell"]
-
-
-def _key(row: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(json.dumps(row.get(name)) for name in SAME)
-
-
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keeps other processes from writing into a folder meanwhile."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing into a folder."""
     try:
         import fcntl
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows has none
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)

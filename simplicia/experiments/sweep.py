@@ -1,35 +1,32 @@
-"""The trials of a sweep: drawn or listed by Optuna, kept in SQLite, each an ordinary run's folder.
+"""Sweeps: trials listed or drawn by Optuna, stored in SQLite, each an ordinary run.
 
-What the paper does: settings are chosen on a tenth of the training images, which no trial trains on; the test
-images are not looked at. Who has chosen trains again on all of them.
+As in the paper, settings are chosen on a tenth of the training images that no trial trains on; the test
+images are not read. Retrain with the chosen settings on all training images.
 """
 
 import shlex
-import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from simplicia.api import pretrain
 from simplicia.data import datasets
+from simplicia.data.datasets import ImageSet
 from simplicia.devices import choose
-from simplicia.errors import Diverged, Interrupted, UserError
-from simplicia.evaluate.probe import ProbeSettings, probe
-from simplicia.experiments import sweep_outcome as outcome
-from simplicia.experiments.sweep_plan import Plan, Range, from_stored, read_grid, read_search
-from simplicia.progress import Progress
+from simplicia.errors import Busy, Interrupted, UserError
+from simplicia.evaluate.probe import probe
+from simplicia.experiments.clock import stoppable
+from simplicia.experiments.runner import Failure, Measurement, Runner
+from simplicia.experiments.sweep_outcome import SweepResult, collect, draw
+from simplicia.experiments.sweep_plan import Plan, Range, make_plan, resume_plan
 from simplicia.provenance import versions
-from simplicia.settings import as_dict, with_changes
-from simplicia.train import checkpoint, recipes
-from simplicia.train import run_dir as place
-from simplicia.train.recipe import Recipe, read_yaml
+from simplicia.result import Result
+from simplicia.run import Run
+from simplicia.settings import with_changes
+from simplicia.train import checkpoint, run_dir
+from simplicia.train.recipe import Recipe
 
-HOLDOUT = 0.1
 TRIALS = 12
-PROBE_EPOCHS = 30  # to rank trials; a final probe trains longer
 DATABASE = "study.db"
 
 
@@ -49,132 +46,124 @@ def sweep(
     download: bool = False,
     quiet: bool = False,
     **changes: Any,
-) -> dict[str, Any]:
+) -> SweepResult:
     """Train a recipe with every combination of ``grid``, or with ``trials`` settings drawn from ``search``.
 
-    Each trial is measured by a linear probe at the downstream ``temperatures``, on held-out training images.
-    ``prune`` stops trials whose online probe is below the median of the others (default: of a search).
-    ``resume`` goes on with the sweep in ``out``; what is not given again is as it was.
+    A linear probe at the downstream ``temperatures`` measures each trial on held-out training images.
+    ``prune`` stops trials whose online probe is below the median of the others (default: in a search).
+    ``resume`` continues the sweep in ``out``; what is not given again stays as it was.
     """
-    optuna = _optuna()
-    name = recipe if isinstance(recipe, str) else recipe.name
-    folder = _folder(name, out, resume)
-    asked: dict[str, Any] = {
-        "grid": grid,
-        "search": search,
-        "temperatures": temperatures,
-        "probe_epochs": probe_epochs,
-    }
-    fresh = not (folder / DATABASE).exists()
-    plan = _plan(recipe, changes, prune=prune, **asked) if fresh else None  # checked before a folder is made
+    _optuna()
+    folder = _folder(recipe if isinstance(recipe, str) else recipe.name, out, resume)
+    asked: dict[str, Any] = {"grid": grid, "search": search, "temperatures": temperatures}
+    asked |= {"probe_epochs": probe_epochs, "prune": prune}
+    plan = None if (folder / DATABASE).exists() else make_plan(recipe, changes, **asked)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = place.lock(folder, "lock")
-    try:
-        study = _study(optuna, folder)
-        stored = study.user_attrs.get("plan")
-        if stored is None:
-            plan = plan or _plan(recipe, changes, prune=prune, **asked)
-            study.set_user_attr("plan", plan.as_dict())
+    with run_dir.lock(folder, "lock"):
+        study = _study(folder)
+        if (stored := study.user_attrs.get("plan")) is not None:
+            plan = resume_plan(Plan.from_dict(stored), recipe, changes, folder, **asked)
         else:
-            plan = _same(from_stored(stored), recipe, changes, folder, prune=prune, **asked)
-        images = _training_images(plan.recipe, download)
-        return _go(optuna, study, plan, folder, trials, images, device, engine, quiet)
-    finally:
-        lock.close()
+            plan = plan or make_plan(recipe, changes, **asked)
+            study.set_user_attr("plan", plan.as_dict())
+        images = _split(plan.recipe, download)
+        sizes, about = (len(images[0]), len(images[1])), versions(choose(device))
+        del images
+        runner = Runner(device, engine, keep=checkpoint.KEEP, quiet=quiet)
+        count = _prepare(study, plan, trials)
+        try:
+            with stoppable():
+                for trial in _trials(study, plan, count):
+                    _run(runner, trial, plan, folder, f"trial {trial.number + 1} of {count}")
+                    collect(study, plan, sizes, about).write(folder / "sweep.json")
+        except Interrupted as stop:
+            again = f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
+            name = _path(folder, trial).name
+            raise Interrupted(f"stopped in {name}; continue with: {again}", stop.signal) from stop
+        result = collect(study, plan, sizes, about)
+    result.write(folder / "sweep.json")
+    if result.best is None:
+        reasons = [trial.reason for trial in result.trials if trial.reason]
+        raise UserError(f"no trial of {folder} finished; the first says: {(reasons or ['nothing'])[0]}")
+    draw(result, folder / "sweep.svg")
+    return result
 
 
-def _go(
-    optuna: Any,
-    study: Any,
-    plan: Plan,
-    folder: Path,
-    trials: int | None,
-    images: tuple[int, int],
-    device: str,
-    engine: str,
-    quiet: bool,
-) -> dict[str, Any]:
-    """All trials, and what they gave; the tables are written anew after each, the figure at the end."""
-    from optuna.trial import Trial, TrialState
+def _prepare(study: Any, plan: Plan, trials: int | None) -> int:
+    """Set up Optuna's study for a plan; returns how many trials there are to be in all."""
+    import optuna
 
     points = plan.points()
     for point in points if plan.grid else []:
         study.enqueue_trial(point, skip_if_exists=True)
-    # of a sweep that is taken up again what it was begun with, unless another number is asked for
+    # a resumed sweep keeps its number of trials unless another one is given
     count = trials or study.user_attrs.get("trials") or (TRIALS if plan.search else len(points))
     study.set_user_attr("trials", count)
-    if not plan.search:
-        count = min(count, len(points))
-    seed = plan.recipe.seed
     median = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=plan.recipe.epochs // 3)
     study.pruner = median if plan.prune else optuna.pruners.NopPruner()
-    say = Progress("", 1, 0, quiet).say
-    facts = {"train_images": images[0], "validation_images": images[1], **versions(choose(device))}
+    return count if plan.search else min(count, len(points))
 
-    def write() -> dict[str, Any]:
-        found = outcome.summary(study, plan) | facts
-        outcome.write(found, folder)
-        return found
+
+def _trials(study: Any, plan: Plan, count: int) -> Iterator[Any]:
+    """The trials to run: first one that was killed, then new ones."""
+    from optuna.samplers import TPESampler
+    from optuna.trial import Trial, TrialState
 
     while True:
         known = study.get_trials(deepcopy=False)
-        broken = [t for t in known if t.state == TrialState.RUNNING]  # of a process that was killed
-        begun = [t for t in known if t.state != TrialState.WAITING]
-        if not broken and len(begun) >= count:
-            break
-        number = broken[0].number if broken else len(begun)
-        # a sampler for each trial, so that a sweep taken up again draws what it would have drawn
-        study.sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + number, n_startup_trials=5)
-        trial = Trial(study, broken[0]._trial_id) if broken else study.ask()
-        path = folder / f"trial-{trial.number:04d}"
-        try:
-            settings = _suggest(trial, plan)
-            words = ", ".join(
-                f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items()
-            )
-            say(f"trial {trial.number + 1} of {count}: {words or 'the recipe'}")
-            value = _run(optuna, trial, plan, settings, path, device, engine, quiet)
-            study.tell(trial, value)
-            say(f"trial {trial.number + 1} of {count}: {value:.2f} % on held-out images")
-        except optuna.TrialPruned as pruned:
-            study.tell(trial, state=TrialState.PRUNED)
-            say(f"trial {trial.number + 1} of {count}: {pruned}")
-        except (Diverged, UserError, torch.OutOfMemoryError) as error:
-            trial.set_user_attr("reason", str(error))
-            study.tell(trial, state=TrialState.FAIL)
-            say(f"trial {trial.number + 1} of {count}: failed: {error}")
-        except Interrupted as stop:
-            again = f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
-            raise Interrupted(f"stopped in {path.name}; go on with: {again}", stop.signal) from stop
-        torch.cuda.empty_cache()  # a trial too large for the GPU leaves the next one all of it
-        write()
-    found = write()
-    if found["best"] is None:
-        reasons = [row["reason"] for row in found["trials"] if row["reason"]]
-        raise UserError(
-            f"no trial of {folder} came to its end; the first says: {(reasons or ['nothing'])[0]}"
-        )
-    outcome.draw(found, folder / "sweep.svg")
-    return found
+        killed = [t for t in known if t.state == TrialState.RUNNING]
+        started = [t for t in known if t.state != TrialState.WAITING]
+        if not killed and len(started) >= count:
+            return
+        number = killed[0].number if killed else len(started)
+        # a sampler for each trial: a resumed sweep draws what it would have drawn
+        study.sampler = TPESampler(seed=plan.recipe.seed * 100_003 + number, n_startup_trials=5)
+        yield Trial(study, killed[0]._trial_id) if killed else study.ask()
 
 
-def _run(
-    optuna: Any,
-    trial: Any,
-    plan: Plan,
-    settings: dict[str, Any],
-    path: Path,
-    device: str,
-    engine: str,
-    quiet: bool,
-) -> float:
-    """Train and measure a trial; its accuracy on the held-out images."""
-    start = time.monotonic()
-    if checkpoint.latest(path / "checkpoint") is None:
-        shutil.rmtree(path, ignore_errors=True)  # killed before there was anything to go on from
-        recipe = with_changes(plan.recipe, settings)
-    else:
-        recipe = read_yaml(path / "recipe.yaml")
+def _run(runner: Runner, trial: Any, plan: Plan, folder: Path, name: str) -> None:
+    """Train and measure a trial, and tell Optuna the result."""
+    from optuna import TrialPruned
+    from optuna.trial import TrialState
+
+    settings = _suggest(trial, plan)
+    words = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items()]
+    runner.say(f"{name}: {', '.join(words) or 'the recipe'}")
+    path = _path(folder, trial)
+    try:
+        measured = runner.attempt(lambda: _measure(runner, trial, plan, settings, path))
+    except TrialPruned as pruned:
+        trial.study.tell(trial, state=TrialState.PRUNED)
+        runner.say(f"{name}: {pruned}")
+        return
+    if isinstance(measured, Failure):
+        if measured.kind == "busy":
+            raise Busy(measured.reason)
+        trial.set_user_attr("reason", measured.reason)
+        trial.study.tell(trial, state=TrialState.FAIL)
+        runner.say(f"{name}: failed: {measured.reason}")
+        return
+    rows = measured["per_temperature"] or [measured]
+    keys = ("temperature", "accuracy", "standard_error")
+    pretrain_seconds = checkpoint.state_of(path)["seconds"]
+    for key, value in {
+        "downstream_temperature": measured.get("temperature"),
+        "standard_error": measured["standard_error"],
+        "layer": measured["layer"],
+        "per_temperature": [{key: row.get(key) for key in keys} for row in rows],
+        "pretrain_seconds": pretrain_seconds,
+        "seconds": pretrain_seconds + measured["seconds"],
+    }.items():
+        trial.set_user_attr(key, value)
+    trial.study.tell(trial, measured["accuracy"])
+    runner.say(f"{name}: {measured['accuracy']:.2f} % on held-out images")
+
+
+def _measure(runner: Runner, trial: Any, plan: Plan, settings: dict[str, Any], path: Path) -> Measurement:
+    """The probe's result on held-out training images; the run is trained first, unless it is pruned."""
+    from optuna import TrialPruned
+
+    start, recipe = time.monotonic(), with_changes(plan.recipe, settings)
     reported = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
 
     def watch(epoch: int, accuracies: dict[str, float]) -> None:
@@ -183,113 +172,37 @@ def _run(
             trial.report(online, epoch)
         if plan.prune and epoch < recipe.epochs and trial.should_prune():
             trial.set_user_attr("seconds", time.monotonic() - start)
-            raise optuna.TrialPruned(f"stopped after epoch {epoch}, at {online:.1f} % online")
+            raise TrialPruned(f"stopped after epoch {epoch}, at {online:.1f} % online")
 
-    run = pretrain(recipe, out=path, resume=True, device=device, engine=engine, quiet=quiet, on_online=watch)
-    assert run is not None
-    size = datasets.decoded_size(run.recipe.data, run.recipe.actual_decode_size)
-    train = datasets.load(run.recipe.data, "train", run.recipe.data_dir, size=size)
-    fit_on, held = datasets.split(train, run.recipe.holdout)
-    probes = ProbeSettings(temperatures=plan.temperatures, epochs=plan.probe_epochs)
-    found = probe(run, fit_on, held, settings=probes)
-    run.write_result("holdout", found.replace(protocol="offline linear probe, on held-out training images"))
-    rows = found["per_temperature"] or [found.to_json()]
-    each = [{k: row[k] for k in ("temperature", "accuracy", "standard_error")} for row in rows]
-    for key, value in {
-        "downstream_temperature": found["temperature"],
-        "standard_error": found["standard_error"],
-        "layer": found["layer"],
-        "per_temperature": each,
-        "pretrain_seconds": run.state["seconds"],
-        "seconds": run.state["seconds"] + found["seconds"],
-    }.items():
-        trial.set_user_attr(key, value)
-    return float(found["accuracy"])
+    def measure(run: Run) -> Result:
+        result = probe(run, *_split(run.recipe), settings=plan.probe)
+        return result.replace(protocol="offline linear probe, on held-out training images")
+
+    return runner.once(path, recipe, "holdout", vars(plan.probe), measure, on_online=watch)
 
 
 def _suggest(trial: Any, plan: Plan) -> dict[str, Any]:
-    """The settings of a trial; those of one that was killed are as they were."""
+    """The settings of a trial; one that was killed keeps its own."""
     settings: dict[str, Any] = {}
-    for name, values in {**plan.grid, **plan.search}.items():
+    for name, values in plan.settings.items():
         if not isinstance(values, Range):
             settings[name] = trial.suggest_categorical(name, values)
-        elif values.whole:
+        elif values.integer:
             settings[name] = trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
         else:
             settings[name] = trial.suggest_float(name, values.low, values.high, log=values.log)
     return settings
 
 
-def _plan(
-    recipe: Recipe | str,
-    changes: dict[str, Any],
-    *,
-    grid: Any,
-    search: Any,
-    temperatures: Sequence[float] | None,
-    probe_epochs: int | None,
-    prune: bool | None,
-) -> Plan:
-    """A plan that was found to be possible."""
-    base = recipes.get(recipe) if isinstance(recipe, str) else recipe
-    base = place.with_absolute_paths(with_changes(base, {"holdout": base.holdout or HOLDOUT, **changes}))
-    if grid and search:
-        raise UserError("both a grid and a search were given; give one of them")
-    prune = bool(search) if prune is None else prune
-    if prune and base.online_every == 0:
-        base = with_changes(base, {"online_every": max(1, base.epochs // 10)})
-    plan = Plan(
-        recipe=base,
-        grid=read_grid(base, grid or {}),
-        search=read_search(base, search or {}),
-        temperatures=tuple(temperatures or ProbeSettings().temperatures),
-        probe_epochs=probe_epochs or PROBE_EPOCHS,
-        prune=prune,
-    )
-    plan.check()
-    ProbeSettings(temperatures=plan.temperatures, epochs=plan.probe_epochs).validate()
-    if base.data == "auto":
-        raise UserError(f"recipe {base.name!r} is for your own images; give --data with a folder or a name")
-    return plan
-
-
-def _same(
-    stored: Plan,
-    recipe: Recipe | str,
-    changes: dict[str, Any],
-    folder: Path,
-    *,
-    grid: Any,
-    search: Any,
-    temperatures: Sequence[float] | None,
-    probe_epochs: int | None,
-    prune: bool | None,
-) -> Plan:
-    """The plan to go on with; what is given anew must be as it was."""
-    name = recipe if isinstance(recipe, str) else recipe.name
-    kept = stored.recipe
-    given = {
-        "recipe": (name, kept.name),
-        "settings": (as_dict(place.with_absolute_paths(with_changes(kept, changes))), as_dict(kept)),
-        "grid": (read_grid(kept, grid) if grid else stored.grid, stored.grid),
-        "search": (read_search(kept, search) if search else stored.search, stored.search),
-        "temperatures": (tuple(temperatures or stored.temperatures), stored.temperatures),
-        "probe_epochs": (probe_epochs or stored.probe_epochs, stored.probe_epochs),
-        "prune": (stored.prune if prune is None else prune, stored.prune),
-    }
-    for what, (asked, before) in given.items():
-        if asked != before:
-            shown = f" ({before!r})" if what not in ("settings", "search") else ""
-            raise UserError(f"{folder} was begun with another {what}{shown}; give the same, or another --out")
-    return stored
-
-
-def _training_images(recipe: Recipe, download: bool) -> tuple[int, int]:
-    """How many images a trial trains and is measured on; what is wrong with them is told before any trial."""
+def _split(recipe: Recipe, download: bool = False) -> tuple[ImageSet, ImageSet]:
+    """The training images of a trial, and those it is measured on."""
     size = datasets.decoded_size(recipe.data, recipe.actual_decode_size)
     train = datasets.load(recipe.data, "train", recipe.data_dir, download, size)
-    fit_on, held = datasets.split(train, recipe.holdout)
-    return len(fit_on), len(held)
+    return datasets.split(train, recipe.holdout)
+
+
+def _path(folder: Path, trial: Any) -> Path:
+    return folder / f"trial-{trial.number:04d}"
 
 
 def _folder(name: str, out: str | Path | None, resume: bool) -> Path:
@@ -301,22 +214,23 @@ def _folder(name: str, out: str | Path | None, resume: bool) -> Path:
     if folder.is_file():
         raise UserError(f"{folder} is a file; --out takes a folder")
     if resume and not folder.is_dir():
-        raise UserError(f"there is no sweep in {folder}; --resume takes the folder of one, and begins none")
+        raise UserError(f"there is no sweep in {folder}; --resume continues one, and starts none")
     if folder.is_dir() and any(folder.iterdir()):
         known = (folder / DATABASE).exists() or [p.name for p in folder.iterdir()] == ["lock"]
         if not known:
             raise UserError(f"{folder} holds other files; give another --out")
         if not resume:
-            raise UserError(f"{folder} holds a sweep; add --resume to go on with it, or give another --out")
+            raise UserError(f"{folder} holds a sweep; add --resume to continue it, or give another --out")
     return folder
 
 
-def _study(optuna: Any, folder: Path) -> Any:
+def _study(folder: Path) -> Any:
+    """Optuna's study in a folder, created if there is none."""
     from sqlalchemy.exc import SQLAlchemyError
 
     file = folder / DATABASE
     try:
-        return optuna.create_study(
+        return _optuna().create_study(
             storage=f"sqlite:///{file.resolve()}",
             study_name="sweep",
             direction="maximize",

@@ -1,32 +1,37 @@
-"""What a sweep tries: the recipe, and which values of which settings."""
+"""What a sweep tries: a recipe, and values of some of its settings."""
 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from simplicia import methods
 from simplicia.errors import UserError, unknown
-from simplicia.settings import as_dict, convert, from_dict, with_changes
+from simplicia.evaluate.probe import ProbeSettings
+from simplicia.settings import as_dict, convert, flat, from_dict, with_changes
+from simplicia.train import recipes, run_dir
 from simplicia.train.recipe import Recipe
 
+HOLDOUT = 0.1
+PROBE_EPOCHS = 30  # to rank trials; a final probe trains longer
 Choice = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high; ``"0.1..1:log"`` in words."""
+    """Numbers from low to high; written ``"0.1..1:log"``."""
 
     low: float
     high: float
     log: bool = False
-    whole: bool = False
+    integer: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep does. It is kept with its trials, so that a sweep taken up again is the same one."""
+    """What a sweep does; stored with its trials, so that a resumed sweep is the same one."""
 
     recipe: Recipe
     grid: dict[str, list[Choice]]  # every combination is a trial
@@ -34,6 +39,16 @@ class Plan:
     temperatures: tuple[float, ...]  # downstream ones, of the selection probe
     probe_epochs: int
     prune: bool
+
+    @property
+    def settings(self) -> dict[str, list[Choice] | Range]:
+        """What is varied."""
+        return {**self.grid, **self.search}
+
+    @property
+    def probe(self) -> ProbeSettings:
+        """The probe that trials are ranked by."""
+        return ProbeSettings(temperatures=self.temperatures, epochs=self.probe_epochs)
 
     def points(self) -> list[dict[str, Choice]]:
         """The trials of a grid, the last setting varying fastest."""
@@ -43,30 +58,96 @@ class Plan:
 
     def check(self) -> None:
         """Raise a UserError for a value no run can have, before anything is trained."""
-        corners = {
-            name: [values.low, values.high] if isinstance(values, Range) else values
-            for name, values in {**self.grid, **self.search}.items()
-        }
-        for name, values in corners.items():
-            for value in values:
+        for name, values in self.settings.items():
+            for value in [values.low, values.high] if isinstance(values, Range) else values:
                 with_changes(self.recipe, {name: value}).checked()
         if self.recipe.holdout == 0:
+            raise UserError("holdout is 0; a sweep chooses on held-out training images; give a share of them")
+        if self.recipe.data == "auto":
             raise UserError(
-                "holdout is 0; a sweep chooses on training images that were held out; give a share"
+                f"recipe {self.recipe.name!r} is for your own images; give --data with a folder or a name"
             )
+        self.probe.validate()
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "recipe": as_dict(self.recipe), "temperatures": list(self.temperatures)}
+        return as_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Plan":
+        search = {k: _stored_range(v) if isinstance(v, dict) else v for k, v in values["search"].items()}
+        recipe, temperatures = from_dict(values["recipe"], Recipe), tuple(values["temperatures"])
+        return cls(**{**values, "recipe": recipe, "search": search, "temperatures": temperatures})
 
 
-def from_stored(values: dict[str, Any]) -> Plan:
-    search = {k: Range(**v) if isinstance(v, dict) else v for k, v in values["search"].items()}
-    recipe, temperatures = from_dict(values["recipe"], Recipe), tuple(values["temperatures"])
-    return Plan(**{**values, "recipe": recipe, "search": search, "temperatures": temperatures})
+def _stored_range(values: dict[str, Any]) -> Range:
+    integer = values.get("integer", values.get("whole", False))  # its name in version 0.1
+    return Range(values["low"], values["high"], values["log"], integer)
+
+
+def make_plan(
+    recipe: Recipe | str,
+    changes: dict[str, Any],
+    *,
+    grid: Mapping[str, Any] | None,
+    search: Mapping[str, Any] | None,
+    temperatures: Sequence[float] | None,
+    probe_epochs: int | None,
+    prune: bool | None,
+) -> Plan:
+    """The plan of a new sweep, checked."""
+    base = recipes.get(recipe) if isinstance(recipe, str) else recipe
+    base = run_dir.with_absolute_paths(with_changes(base, {"holdout": base.holdout or HOLDOUT, **changes}))
+    if grid and search:
+        raise UserError("both a grid and a search were given; give one of them")
+    prune = bool(search) if prune is None else prune
+    if prune and base.online_every == 0:
+        base = with_changes(base, {"online_every": max(1, base.epochs // 10)})
+    plan = Plan(
+        recipe=base,
+        grid=read_grid(base, grid or {}),
+        search=read_search(base, search or {}),
+        temperatures=tuple(temperatures or ProbeSettings().temperatures),
+        probe_epochs=probe_epochs or PROBE_EPOCHS,
+        prune=prune,
+    )
+    plan.check()
+    return plan
+
+
+def resume_plan(
+    stored: Plan,
+    recipe: Recipe | str,
+    changes: dict[str, Any],
+    folder: Path,
+    *,
+    grid: Mapping[str, Any] | None,
+    search: Mapping[str, Any] | None,
+    temperatures: Sequence[float] | None,
+    probe_epochs: int | None,
+    prune: bool | None,
+) -> Plan:
+    """The plan of the sweep in a folder; a UserError if something else is asked now."""
+    name = recipe if isinstance(recipe, str) else recipe.name
+    base = run_dir.with_absolute_paths(with_changes(stored.recipe, changes))
+    asked = {
+        "grid": read_grid(base, grid) if grid else None,
+        "search": read_search(base, search) if search else None,
+        "temperatures": tuple(temperatures) if temperatures else None,
+        "probe_epochs": probe_epochs,
+        "prune": prune,
+    }
+    differ = [key for key, value in asked.items() if value not in (None, getattr(stored, key))]
+    if name != stored.recipe.name:
+        differ.insert(0, f"recipe ({stored.recipe.name!r})")
+    now, before = flat(as_dict(base)), flat(as_dict(stored.recipe))
+    differ += [f"{key} ({before.get(key)!r})" for key in now if now[key] != before.get(key)]
+    if differ:
+        raise UserError(f"{folder} was begun with another {differ[0]}; give the same, or another --out")
+    return stored
 
 
 def read_grid(recipe: Recipe, grid: Mapping[str, str | Sequence[Any]]) -> dict[str, list[Choice]]:
-    """Settings with the values each is to have; words are ``"16,64,256"``."""
+    """Settings with the values each takes; as text, ``"16,64,256"``."""
     out: dict[str, list[Choice]] = {}
     for given, values in grid.items():
         name = _setting(recipe, given)
@@ -85,18 +166,7 @@ def read_search(
     out: dict[str, list[Choice] | Range] = {}
     for given, values in search.items():
         if isinstance(values, str) and ".." in values:
-            words, _, scale = values.partition(":")
-            name = _setting(recipe, given)
-            low, high = (_typed(recipe, name, word) for word in words.split("..", 1))
-            numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (low, high))
-            if scale not in ("", "log") or not numbers:
-                raise UserError(f"{given} is {values!r}; a range is two numbers, as in 0.1..1 or 0.1..1:log")
-            log = scale == "log"
-            whole = isinstance(low, int) and isinstance(high, int)
-            if not -math.inf < low < high < math.inf or (log and low <= 0):  # type: ignore[operator]
-                limits = "above 0 and rising" if log else "rising"
-                raise UserError(f"{given} is {values!r}; the ends of that range must be finite, {limits}")
-            out[name] = Range(low, high, log, whole)  # type: ignore[arg-type]
+            out[_setting(recipe, given)] = _read_range(recipe, given, values)
         elif isinstance(values, Range):
             out[_setting(recipe, given)] = values
         else:
@@ -104,8 +174,26 @@ def read_search(
     return out
 
 
+def _read_range(recipe: Recipe, given: str, text: str) -> Range:
+    ends, _, scale = text.partition(":")
+    name = _setting(recipe, given)
+    low, high = (_typed(recipe, name, end) for end in ends.split("..", 1))
+    if scale not in ("", "log") or not _is_number(low) or not _is_number(high):
+        raise UserError(f"{given} is {text!r}; a range is two numbers, as in 0.1..1 or 0.1..1:log")
+    assert isinstance(low, int | float) and isinstance(high, int | float)
+    log = scale == "log"
+    if not -math.inf < low < high < math.inf or (log and low <= 0):
+        limits = "above 0 and rising" if log else "rising"
+        raise UserError(f"{given} is {text!r}; the ends of that range must be finite, {limits}")
+    return Range(low, high, log, isinstance(low, int) and isinstance(high, int))
+
+
+def _is_number(value: Choice) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _setting(recipe: Recipe, given: str) -> str:
-    """The name of a setting as recipes have it; ``byol.momentum`` is an option of the method."""
+    """The name of a setting in recipes; ``byol.momentum`` is an option of the method."""
     name = given.replace("-", "_")
     head, _, tail = name.partition(".")
     if head == recipe.method and tail:
@@ -113,7 +201,7 @@ def _setting(recipe: Recipe, given: str) -> str:
             raise unknown(f"option of method {recipe.method!r}:", tail, methods.options(recipe.method))
         return f"options.{tail}"
     if name in ("name", "holdout", "options"):
-        raise UserError(f"{given} cannot be swept; sweep what a run is trained with, such as sem.simplices")
+        raise UserError(f"{given} cannot be swept; sweep a setting of training, such as sem.simplices")
     return name
 
 

@@ -8,10 +8,10 @@ from PIL import Image
 
 import simplicia
 from simplicia import cli
-from simplicia.cli.demo import PROBES
 from simplicia.data.datasets import load
 from simplicia.evaluate import probe
 from simplicia.evaluate.features import encoder_features
+from simplicia.evaluate.probe import preset
 
 
 def test_demo_shows_and_measures(tmp_path, capsys):
@@ -38,6 +38,6 @@ def test_demo_shows_and_measures(tmp_path, capsys):
     with torch.no_grad():  # fair: an untrained encoder with BatchNorm statistics of these images
         encoder_features(untrained, train.images[:2000])
     untrained.method.eval()
-    settings = dataclasses.replace(PROBES, epochs=20)
+    settings = dataclasses.replace(preset("demo"), epochs=20)
     chance, ours = (probe(r, train, test, "encoder", settings)["accuracy"] for r in (untrained, trained))
     assert chance < 50 and ours > chance + 15, (chance, ours)

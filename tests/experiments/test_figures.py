@@ -1,15 +1,14 @@
-"""Figures hold what was measured: a point for a number, a line for a series."""
+"""Figures show stored results: a point for a number, a line for a series."""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from simplicia import cli
-from simplicia.experiments import EXPERIMENTS, get
-from simplicia.experiments.figures import _draw_lines, lines
+from simplicia.experiments import EXPERIMENTS, figures, get
+from simplicia.experiments.store import CellResult
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,7 +17,11 @@ def row(cell, epochs=100, **fields):
     return {"cell": cell, "epochs": epochs, "seed": 0, **fields}
 
 
-def test_a_line_for_each_series_and_of_seeds_the_mean():
+def lines(experiment, rows):
+    return figures.lines(experiment, [CellResult.from_json(row) for row in rows])
+
+
+def test_a_line_for_each_series_with_the_mean_of_seeds():
     rows = [row(f"{word}, L={n}", accuracy=float(n)) for n in (50, 10) for word in ("SEM", "Embed")]
     rows += [row("SEM, L=10", accuracy=20.0) | {"seed": 1}, row("SEM, L=100", failed="no", accuracy=None)]
     found = lines(get("emb-scale"), rows)
@@ -39,7 +42,7 @@ def test_a_cell_may_be_a_curve_or_a_histogram():
     assert lines(get("encoder-scaling"), widths) == {"BYOL + SEM": [(1e9, 60.0), (2e9, 70.0)]}
 
 
-def test_what_differs_between_lines_is_in_their_names():
+def test_line_names_state_how_they_differ():
     measured = {"batch_size": 256, "probe": "cifar", "accuracy": 60.0}
     one = row("SEM, L=10", **measured)
     rows = [one, one | {"probe": "cifar-1-epochs", "accuracy": 50.0}, one | {"batch_size": 100}]
@@ -50,16 +53,15 @@ def test_what_differs_between_lines_is_in_their_names():
     }
 
 
-def test_logarithmic_axes_have_room_for_the_first(tmp_path):
+def test_logarithmic_axes_show_index_and_temperature_zero():
     (line,) = lines(get("spectrum"), [row("RN-18 SEM, L=5000", index=[0, 9], values=[4.0, 1.0])]).values()
     assert line == [(1, 4.0), (10, 1.0)]
     rows = [row(f"RN-18 L=5000, tau_d={t:g}", accuracy=50 + t) for t in (0, 0.1, 1)]
-    axes = Figure().add_subplot()
-    _draw_lines(axes, lines(get("tau-downstream"), rows), get("tau-downstream").figure)
-    assert axes.get_xlim()[0] < 0 and axes.get_xscale() == "symlog"
+    chart = figures.line_chart(get("tau-downstream"), [CellResult.from_json(row) for row in rows])
+    assert chart.x.log and not chart.y.log and chart.series[0].x == [0, 0.1, 1]
 
 
-def test_only_what_was_asked_for_is_drawn(tmp_path, capsys):
+def test_figure_draws_only_the_selected_cells(tmp_path, capsys):
     (tmp_path / "other").mkdir()
     measured = {"k": [1, 2], "coherence": [0.5, 0.4], "pretrained_on": "digits", "batch_size": 100}
     rows = [row(cell, **measured) for cell in ("BYOL", "BYOL, ICA")]
@@ -79,14 +81,14 @@ SERIES = [e.name for e in EXPERIMENTS.values() if e.figure and not e.figure.fiel
 @pytest.mark.parametrize(
     "name", sorted({*SERIES} - {"tau-downstream", "bound"})
 )  # whose cells have several rows
-def test_cells_say_where_they_are(name):
+def test_cell_names_give_distinct_positions(name):
     experiment = get(name)
     places = [re.search(experiment.figure.cell, c.name) for c in experiment.cells]
     points = {(m[1], c.name.replace(m[0], "")) for m, c in zip(places, experiment.cells, strict=True)}
     assert len(points) == len(experiment.cells)
 
 
-def test_the_command_draws_what_there_is(tmp_path, capsys):
+def test_figure_option_draws_results(tmp_path, capsys):
     results, target = tmp_path / "results", tmp_path / "figures" / "tau.svg"
     (results / "paper").mkdir(parents=True)
     rows = [row(f"RN-18 L=5000, tau_d={t:g}", accuracy=50 + t, experiment="tau-downstream") for t in (0.1, 1)]
@@ -94,16 +96,16 @@ def test_the_command_draws_what_there_is(tmp_path, capsys):
     words = ["reproduce", "tau-downstream", "--results", str(results), "--figure"]
     assert cli.main([*words, str(target)]) == 0 and target.read_text().count("<svg") == 1
     assert ">RN-18 L=5000<" in target.read_text() and "drawn to" in capsys.readouterr().out
-    for last, told in (
+    for last, message in (
         ([str(tmp_path / "a.doc")], "its name must end in .svg, .png or .pdf"),
         ([str(target), "--epochs", "7"], "nothing that tau-downstream draws has been measured yet"),
     ):
-        assert cli.main([*words, *last]) == 2 and told in capsys.readouterr().err
+        assert cli.main([*words, *last]) == 2 and message in capsys.readouterr().err
     assert cli.main(["reproduce", "speedrun", "--figure", str(target)]) == 2
     assert "speedrun is a table" in capsys.readouterr().err
 
 
-def test_what_sem_adds_is_drawn_of_the_budget_with_most_pairs(tmp_path):
+def test_pairs_are_drawn_at_the_budget_with_most_of_them(tmp_path):
     (tmp_path / "paper").mkdir()
     cells = {"BYOL": 61.0, "BYOL + SEM": 63.0, "MoCo": 66.0, "MoCo + SEM": 64.0, "SwAV + SEM": 77.0}
     rows = [row(cell, accuracy=found, paper=found + 20) for cell, found in cells.items()]
@@ -122,7 +124,7 @@ def test_what_sem_adds_is_drawn_of_the_budget_with_most_pairs(tmp_path):
     assert ">71.0<" in target.read_text() and ">61.5<" not in target.read_text()
 
 
-def test_the_readmes_figure_shows_what_is_stored(tmp_path):
+def test_readme_figure_is_up_to_date(tmp_path):
     drawn = tmp_path / "table1.svg"
     assert cli.main(["reproduce", "table1", "--results", str(ROOT / "results"), "--figure", str(drawn)]) == 0
     now, then = (re.findall(r">([^<>\n]+)</text>", p.read_text()) for p in (drawn, ROOT / "docs/table1.svg"))

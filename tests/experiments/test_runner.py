@@ -1,302 +1,284 @@
-"""Experiments as their users run them: trained, stopped, taken up, measured once, and written as JSON."""
+"""The runner under stress: too little time, signals, changed runs, other processes, and cells that fail."""
 
+import dataclasses
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
+from pathlib import Path
 
-import numpy as np
 import pytest
-from small_experiment import call, rows
+import torch
+from small_experiment import call
 
-from simplicia import cli
-from simplicia.experiments import get, store
+from simplicia.errors import Failed, Unfinished, UserError
+from simplicia.evaluate.probe import PRESETS
+from simplicia.experiments import measures, store
 from simplicia.experiments.experiment import Cell, Experiment
-from simplicia.experiments.runner import Options, reproduce
-from simplicia.train import checkpoint
-from simplicia.train.step import Step
+from simplicia.experiments.reproduce import Session, reproduce
+from simplicia.experiments.store import CellResult
+from simplicia.train import checkpoint, run_dir
 
-FIELDS = {
-    *("experiment", "cell", "dataset", "encoder", "method", "sem", "epochs", "batch_size", "accuracy"),
-    *("protocol", "online", "layer", "temperature", "seconds", "probe_seconds", "device", "seed", "commit"),
-    *("paper", "standard_error", "selected"),
-}
+ENCODER = {"layer": "encoder"}
 
 
-@pytest.fixture(scope="module")
-def measured(place):
-    assert call(place, "table1", "--only", "byol") == 0
-    return place
+def two_cells(count=2, **changes):
+    cells = Cell("BYOL", "byol", options=ENCODER), Cell("other", "byol", changes, options=ENCODER)
+    return Experiment("x", "", cells[:count])
 
 
-def test_a_cell_states_all_that_is_needed_to_believe_it(measured, capsys):
-    base, sem = rows(measured, "table1")
-    for row in (base, sem):
-        assert row.keys() >= FIELDS and row["experiment"] == "table1" and row["online"] is False
-        assert (row["epochs"], row["batch_size"], row["seed"], row["paper"]) == (2, 30, 0, None)
-        assert row["probe"] == "demo-2-epochs" and row["seconds"] > 0 < row["probe_seconds"]
-        stored = json.loads((measured / "runs" / row["run"] / "results" / _probe(row)).read_text())
-        assert row["accuracy"] == stored["accuracy"] > 100 / 3
-    assert (base["cell"], base["sem"], base["layer"]) == ("BYOL", False, "encoder")
-    assert (sem["cell"], sem["sem"], sem["layer"]) == ("BYOL + SEM", True, "sem")
-    assert not (measured / "results" / "paper").exists()
+def measuring(monkeypatch, name, measure):
+    """Replace a measurement by a function of nothing."""
+
+    def values(run):
+        measure()
+        return {"protocol": "mine", "probe_seconds": 0.0, "pretrain_step": run.step}
+
+    def once(job):
+        return [job.row(**job.once(f"mine-{name}", {}, values).details)]
+
+    monkeypatch.setitem(measures.MEASURES, name, once)
 
 
-def _probe(row):
-    return f"probe-demo-2-epochs-{row['layer']}.json"
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_is_not_swallowed_by_error_handlers(images, table1, monkeypatch, capsys, number):
+    def entropy(job):
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        except Exception:
+            pytest.fail("swallowed")
+
+    monkeypatch.setitem(measures.MEASURES, "entropy", entropy)
+    handler = signal.getsignal(number)
+    assert call(images, table1, "entropy", "--only", "tau_p=1") == 128 + number
+    error = capsys.readouterr().err
+    assert "stopped; what is done is kept; go on with: simplicia reproduce " in error
+    assert signal.getsignal(number) is handler
 
 
-def test_again_nothing_is_trained_or_probed_and_the_table_is_shown(measured, capsys):
-    files = {path: path.stat().st_mtime_ns for path in (measured / "runs").rglob("*") if path.is_file()}
-    before = rows(measured, "table1")
-    assert call(measured, "table1", "--only", "byol") == 0
-    out = capsys.readouterr().out
-    assert rows(measured, "table1") == before
-    assert files == {
-        path: path.stat().st_mtime_ns for path in (measured / "runs").rglob("*") if path.is_file()
-    }
-    for row in before:
-        assert f"| {row['cell']} | {row['accuracy']:.1f} ± {row['standard_error']:.1f} |" in out
+def test_measurement_that_does_not_fit_is_cut_off_and_skipped_later(own, monkeypatch):
+    began = []
+    shutil.rmtree(own.folder / "results")
+    measuring(monkeypatch, "entropy", lambda: began.append(1) or time.sleep(60))
+    cells = Cell("slow", "byol", measure="entropy"), Cell("BYOL", "byol", options=ENCODER)
+    experiment, own.minutes, own.probe_minutes = Experiment("x", "", cells), 0.06, 0.0
+    with pytest.raises(Unfinished):
+        reproduce(experiment, own)
+    for _ in range(9):  # what comes after it is done by other commands, which do not begin it again
+        try:
+            reproduce(experiment, own)
+        except Unfinished:
+            continue
+        except Failed as error:
+            assert "1 of 2 cells could not be measured: slow: its measurement takes more than 0.06" in str(
+                error
+            )
+            break
+    slow, sound = store.read(own.results / "other" / "x.json")
+    assert (slow["cell"], slow["minutes"]) == ("slow", 0.06) and sound["accuracy"] > 0
+    assert began == [1] and signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    measuring(monkeypatch, "entropy", lambda: began.append(2))
+    own.minutes = 0.3  # with more it is tried again
+    reproduce(experiment, own)
+    assert began == [1, 2] and all(r.failed is None for r in store.read(own.results / "other" / "x.json"))
 
 
-def test_other_experiments_take_the_same_run_and_the_same_probe(measured, capsys):
-    run = rows(measured, "table1")[1]["run"]
-    folders = {path.name for path in (measured / "runs").iterdir()}
-    file = measured / "runs" / run / "results" / "probe-demo-2-epochs-sem.json"
-    time_of_probe, probe = file.stat().st_mtime_ns, json.loads(file.read_text())
-    assert call(measured, "hard-discretisation", "--only", "sem") == 1
-    told = "BYOL + SEM, tau_d=0.0001: temperature is 0.0001; the probe 'demo-2-epochs' has 0, 0.1, 1"
-    assert told in capsys.readouterr().err
-    assert call(measured, "tau-downstream", "--only", "rn-18") == 0
-    assert call(measured, "entropy", "--only", "tau_p=1") == 0
-    assert call(measured, "spectrum", "--only", "rn-18") == 0
-    assert file.stat().st_mtime_ns == time_of_probe
-    assert {path.name for path in (measured / "runs").iterdir()} == folders
-    by_temperature = {row["temperature"]: row["accuracy"] for row in probe["per_temperature"]}
-    hard = rows(measured, "hard-discretisation")
-    assert [(row["cell"], row["layer"], row["temperature"]) for row in hard] == [
-        ("BYOL + SEM, tau_d=0", "codes", 0.0),
-        ("BYOL + SEM, tau_d=0.1", "sem", 0.1),
-    ]
-    assert hard[1]["accuracy"] == by_temperature[0.1]
-    downstream = rows(measured, "tau-downstream")
-    assert {row["temperature"]: row["accuracy"] for row in downstream} == by_temperature
-    (entropy,) = rows(measured, "entropy")
-    assert 0 < entropy["mean_entropy"] < entropy["ln_vertices"] == pytest.approx(np.log(13))
-    assert sum(entropy["counts"]) == entropy["count"] == 60 * 256
-    encoder, embedder = rows(measured, "spectrum")
-    assert (encoder["layer"], encoder["features"], embedder["features"]) == ("encoder", 128, 256 * 13)
-    assert len(embedder["values"]) == embedder["images"] == 30
+def test_no_measurement_starts_with_too_little_time(own):
+    shutil.rmtree(own.runs)
+    own.minutes, own.probe_minutes = 1.0, 0.999999
+    with pytest.raises(Unfinished, match="too little time is left for a measurement"):
+        reproduce(two_cells(1), own)
+    assert not own.results.exists()
 
 
-def test_coherence_and_the_bound_come_from_the_run_as_well(measured, capsys):
-    assert call(measured, "coherence", "--only", "BYOL + SEM") == 0
-    (coherence,) = rows(measured, "coherence")
-    assert (measured / "runs" / coherence["run"] / coherence["graph"]).is_file()
-    assert coherence["coherence"] == [] and coherence["coherence_at_5"] is None  # no superclasses
-    assert call(measured, "bound") == 0
-    found = rows(measured, "bound")
-    theory = [row for row in found if row["protocol"] == "Theorem 1, in theory"]
-    assert len(theory) == 8 and all(0 <= row["supremum"] <= row["bound"] < row["base"] for row in theory)
-    of_run = [row for row in found if row["protocol"] == "Theorem 1, measured"]
-    assert len(of_run) == 7 and all(row["measured"] <= row["supremum"] for row in of_run)
-    assert "**The terms of Theorem 1" in capsys.readouterr().out
+def test_retrained_run_is_measured_again(own):
+    (before,) = store.read(reproduce(two_cells(1), own))
+    file = own.folder / "results" / "probe-demo-2-epochs-encoder.json"
+    stored = json.loads(file.read_text())
+    assert before["accuracy"] == stored["accuracy"]
+    file.write_text(json.dumps({**stored, "accuracy": -1.0}))
+    (again,) = store.read(reproduce(two_cells(1), own))
+    assert again["accuracy"] == -1.0  # as it was stored
+    shutil.rmtree(own.folder / "checkpoint")
+    reproduce(Experiment("y", "", (Cell("BYOL", "byol", measure="spectrum", options=ENCODER),)), own)
+    (anew,) = store.read(reproduce(two_cells(1), own))
+    assert anew["accuracy"] == stored["accuracy"]
+    state = json.loads((checkpoint.latest(own.folder / "checkpoint") / "state.json").read_text())
+    assert json.loads(file.read_text())["run_id"] == state["id"] != stored["run_id"]
+    assert [part["from_step"] for part in anew["trained_by"]] == [0] and anew["trained_by"][0]["commit"]
 
 
-def test_other_protocols_are_measured_and_kept_too(measured):
-    shutil.copytree(measured / "images", measured / "data" / "flowers-102", dirs_exist_ok=True)
-    options = Options(str(measured / "images"), str(measured / "data"), 2, 30, quiet=True)
-    options.runs, options.results, options.probe_epochs = measured / "runs", measured / "results", 2
-
-    def measure(**settings):  # those of ImageNet's cells, on the small run
-        cell = Cell("BYOL + SEM", "byol-sem", **settings)
-        return store.read(reproduce(Experiment(cell.measure, "", (cell,)), options))
-
-    (transfer,) = measure(measure="transfer", options={"to": "flowers102"})
-    assert (transfer["dataset"], transfer["layer"], transfer["temperature"]) == ("flowers102", "codes", 0.0)
-    assert transfer["pretrained_on"] == str(measured / "images") and transfer["accuracy"] > 100 / 3
-    (top1,) = measure(measure="semi", options={"fraction": 0.1})  # of three classes five guesses are all
-    assert (top1["cell"], top1["probe"]) == ("BYOL + SEM, top-1", "epochs 2")
-    clean, corrupted = measure(measure="robustness")
-    assert (clean["cell"], corrupted["cell"]) == ("BYOL + SEM, clean", "BYOL + SEM, corruptions")
-    assert len(corrupted["per_corruption"]) == 15
-    probe = next(row for row in rows(measured, "table1") if row["sem"])  # the experiment's own, cut down
-    assert all(clean[key] == probe[key] for key in ("accuracy", "selected", "temperature", "layer", "probe"))
-    assert "linear probe by SGD" in clean["protocol"] and clean["probe"] == "demo-2-epochs"
-    stored = measured / "runs" / clean["run"] / "results" / "robustness-demo-2-epochs.json"
-    once, found = stored.stat().st_mtime_ns, json.loads(stored.read_text())
-    assert found["epochs"] == 2 and found["preset"] == clean["probe"]
-    assert measure(measure="robustness") == [clean, corrupted] and stored.stat().st_mtime_ns == once
-    severities = corrupted["per_severity"]
-    assert corrupted["accuracy"] == pytest.approx(sum(severities) / len(severities))
+def test_changed_settings_of_a_measurement_measure_again(own, monkeypatch):
+    (before,) = store.read(reproduce(two_cells(1), own))
+    monkeypatch.setitem(PRESETS, "demo", dataclasses.replace(PRESETS["demo"], momentum=0.5))
+    (after,) = store.read(reproduce(two_cells(1), own))
+    assert after["date"] >= before["date"] and after["probe_seconds"] != before["probe_seconds"]
 
 
-def test_after_imagenet_its_other_test_sets_are_measured(place, tmp_path):
-    """Those that are there, the published corrupted images instead of some made here."""
-    for split, name in (("train", "train"), ("test", "val")):
-        shutil.copytree(place / "images" / split, tmp_path / "imagenet" / name)
-    shutil.copytree(place / "images/test/red", tmp_path / "imagenet-r/red")
-    for severity in "12345":
-        shutil.copytree(place / "images/test", tmp_path / "imagenet-c/fog" / severity)
-    options = Options("imagenet", str(tmp_path), 2, 30, quiet=True)
-    options.runs, options.results, options.probe_epochs = tmp_path / "runs", tmp_path / "results", 2
-    small = {"encoder": "tiny", "stem": "small", "sem.simplices": 16, "options.hidden": 32}
-    small |= {"image_size": 16, "stored_size": 0}
-    cell = Cell("BYOL + SEM", "byol-sem", small, measure="robustness")
-    clean, others, corrupted = store.read(
-        reproduce(Experiment("robustness", "", (cell,), data="imagenet"), options)
+def test_run_with_other_settings_is_refused(own, monkeypatch):
+    from simplicia.train import recipes
+
+    monkeypatch.setitem(recipes.DATA["own"], "stem_padding", 2)
+    monkeypatch.setitem(recipes.DATA["own"], "log_every", 7)  # how it is watched is no other run
+    with pytest.raises(UserError, match=r"was trained with stem_padding 1, not 2; remove it") as error:
+        reproduce(two_cells(1), own)
+    assert "log_every" not in str(error.value)
+    with pytest.raises(Failed, match=r"1 of 2 cells .* BYOL: .*stem_padding"):
+        reproduce(two_cells(**{"optim.lr": 0.5}), own)
+
+
+@pytest.mark.parametrize("error", [UserError("no"), torch.OutOfMemoryError("memory")])
+def test_failed_cell_does_not_stop_the_others(own, monkeypatch, error):
+    def fail():
+        raise error
+
+    measuring(monkeypatch, "entropy", fail)
+    cells = Cell("bad", "byol", measure="entropy"), Cell("BYOL", "byol", options=ENCODER)
+    with pytest.raises(Failed, match="1 of 2 cells could not be measured: bad: "):
+        reproduce(Experiment("x", "", cells), own)
+    bad, sound = store.read(own.results / "other" / "x.json")
+    assert bad["failed"] in ("no", "the device is out of memory") and sound["accuracy"] > 0
+    measuring(monkeypatch, "entropy", lambda: None)
+    own.retry = True
+    (sound, good) = store.read(reproduce(Experiment("x", "", cells), own))
+    assert good["cell"] == "bad" and good.failed is None
+
+
+def test_diverged_run_is_not_trained_again_without_retry(own):
+    file = own.results / "other" / "x.json"
+    for trains in (True, False):
+        with pytest.raises(Failed, match="1 of 2 cells could not be measured: other: the loss became"):
+            reproduce(two_cells(**{"optim.lr": 1e30}), own)
+        sound, diverged = store.read(file)
+        assert "the loss became" in diverged.failed and diverged.accuracy is None and diverged.epochs == 2
+        assert sound.accuracy > 0
+        log = own.runs / diverged.run / "log.jsonl"
+        assert log.exists() == trains
+        log.unlink(missing_ok=True)
+    own.retry = True
+    with pytest.raises(Failed):
+        reproduce(two_cells(**{"optim.lr": 1e30}), own)
+    assert log.exists()
+    store.put(file, [CellResult("else", run=diverged.run, accuracy=1.0)])
+    assert [row.accuracy for row in store.read(file)] == [sound.accuracy, 1.0]  # it no longer diverges
+
+
+def test_data_is_checked_before_training(images, tmp_path, capsys):
+    missing = "--data-dir", tmp_path / "nowhere"
+    assert call(images, tmp_path, "transfer", "--only", "linear, flowers102, byol", *missing) == 2
+    assert "flowers" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    shutil.copytree(images / "train" / "red", tmp_path / "flat")
+    assert call(tmp_path / "flat", tmp_path, "table1", "--only", "byol", "--batch-size", 10) == 2
+    assert "no labels" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_data_folder_is_the_same_by_any_path(own, images, monkeypatch):
+    reproduce(two_cells(1), own)
+    monkeypatch.chdir(images.parent)
+    (row,) = store.read(reproduce(two_cells(1), dataclasses.replace(own, data="images")))
+    assert row.pretrained_on == own.data
+
+
+def test_full_disk_is_reported_before_training(images, tmp_path, monkeypatch, capsys):
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(30_000_000))
+    assert call(images, tmp_path, "table1", "--only", "byol + sem") == 2
+    error = capsys.readouterr().err
+    assert "GB while it trains" in error and "0.0 GB free" in error and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write to")
+def test_unwritable_results_are_reported_before_training(images, tmp_path, capsys):
+    assert call(images, tmp_path, "table1", "--only", "byol + sem", "--results", "/proc/results") == 2
+    assert "results cannot be written to" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+
+
+def test_run_that_another_process_trains_is_unfinished(own):
+    shutil.rmtree(own.folder / "checkpoint")
+    other = pytest.raises(Unfinished, match=r"is being trained or measured by another process$")
+    with run_dir.lock(own.folder), other:
+        reproduce(two_cells(1), own)
+
+
+def test_run_that_another_process_measures_is_left_to_it(own):
+    for results in own.folder.rglob("results/*.json"):
+        results.unlink()
+    locks = own.runs / ".locks"
+    locks.mkdir(exist_ok=True)
+    with run_dir.lock(locks, own.folder.name), pytest.raises(Unfinished, match="trained or measured by"):
+        reproduce(two_cells(1), own)
+    assert store.read(Session(two_cells(1), own).path) == [] and not list(own.folder.rglob("results/*.json"))
+    assert len(store.read(reproduce(two_cells(1), own))) == 1
+
+
+def test_weights_in_use_by_another_process_are_not_dropped(own):
+    own.drop = True
+    locks = own.runs / ".locks"
+    locks.mkdir(exist_ok=True)
+    with run_dir.lock(locks, own.folder.name):
+        reproduce(two_cells(1), own)  # measured before: it only reads
+    assert list(own.folder.rglob("*.safetensors"))
+    reproduce(two_cells(1), own)
+    assert not list(own.folder.rglob("*.safetensors"))
+
+
+def test_two_processes_share_the_work(images, tmp_path):
+    """Each continues with the next run if the other one works on this one."""
+    words = ["reproduce", "table1", "--only", "byol", "--data", str(images), "--epochs", "2"]
+    words += ["--batch-size", "30", "--probe-epochs", "2"]
+    words += ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    command = [sys.executable, "-m", "simplicia", *words]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in "12"]
+    outputs = [process.communicate(timeout=240)[0].decode() for process in both]
+    assert {process.returncode for process in both} <= {0, 75}, outputs
+    rows = store.read(tmp_path / "results/other/table1.json")
+    assert sorted(row["cell"] for row in rows) == ["BYOL", "BYOL + SEM"], outputs
+    assert all(len(row["trained_by"]) == 1 for row in rows)
+    for layer in ("encoder", "sem"):
+        assert sum(f"probes on {layer}" in text for text in outputs) == 1, outputs
+
+
+def test_dropped_weights_are_retrained_only_for_new_measurements(own):
+    own.drop = True
+    (before,) = store.read(reproduce(two_cells(1), own))
+    assert not list(own.folder.rglob("*.safetensors")) and (own.folder / "log.jsonl").is_file()
+    with pytest.raises(UserError, match="its weights were dropped"):
+        checkpoint.read(checkpoint.latest(own.folder / "checkpoint"))
+    assert store.read(reproduce(two_cells(1), own)) == [before]
+    assert not list(own.folder.rglob("*.safetensors"))
+    both = Experiment(
+        "x", "", (*two_cells(1).cells, Cell("spectrum", "byol", measure="spectrum", options=ENCODER))
     )
-    assert [r["cell"][12:] for r in (clean, others, corrupted)] == ["clean", "R", "corruptions"]
-    assert clean["pretrained_on"] == "imagenet" and clean["standard_error"] is not None
-    assert others["set"] == "imagenet-r" and others["accuracy_among_present"] == 100  # it has one class
-    (stored,) = (tmp_path / "runs" / others["run"] / "results").glob("robustness-*.json")
-    assert others["accuracy"] == json.loads(stored.read_text())["sets"][0]["accuracy_among_all"]
-    assert corrupted["set"] == "imagenet-c" and corrupted["accuracy"] == pytest.approx(clean["accuracy"])
-    shutil.rmtree(tmp_path / "imagenet-c")
-    *_, made_here = store.read(reproduce(Experiment("robustness", "", (cell,), data="imagenet"), options))
-    assert len(made_here["per_corruption"]) == 15
+    own.drop = False
+    first, second = store.read(reproduce(both, own))
+    assert first == before and second["effective_rank"] > 1 and list(own.folder.rglob("*.safetensors"))
 
 
-def test_a_list_says_what_is_measured_and_what_is_an_estimate(monkeypatch, capsys):
-    few = {name: get(name) for name in ("bound", "entropy", "robustness")}
-    monkeypatch.setattr("simplicia.experiments.EXPERIMENTS", few)
-    assert cli.main(["reproduce", "--list", "--epochs", "1000"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    bound, entropy, robustness = (next(s for s in lines if s.startswith(name)) for name in few)
-    assert re.search(r" 1 +0\.6 +7 +4 +cifar100", bound)  # 11.221 ms, 195,000 steps, and a measurement
-    assert re.search(r" 5 +3\.\d, estimate +7 +19 +cifar100", entropy)
-    assert re.search(r" 2 +- +- +- +imagenet", robustness)
+def test_weights_stay_while_a_cell_needs_them(own, monkeypatch):
+    def fail():
+        raise UserError("no")
+
+    measuring(monkeypatch, "entropy", fail)
+    own.drop = True
+    cells = Cell("BYOL", "byol", options=ENCODER), Cell("bad", "byol", measure="entropy")
+    (tensors,) = own.folder.rglob("*.safetensors")
+    written = tensors.stat().st_mtime_ns
+    with pytest.raises(Failed):
+        reproduce(Experiment("x", "", cells), own)
+    assert tensors.stat().st_mtime_ns == written
 
 
-def test_without_training_only_what_is_trained_is_measured(measured, tmp_path, capsys):
-    runs = {path.name for path in (measured / "runs").glob("[!.]*")}
-    assert call(measured, "coherence", "--no-training") == 0
-    assert {row["cell"] for row in rows(measured, "coherence")} == {"BYOL", "BYOL, ICA", "BYOL + SEM"}
-    assert {path.name for path in (measured / "runs").glob("[!.]*")} == runs
-    assert call(measured, "coherence", "--no-training", "--runs", tmp_path / "none") == 2
-    assert "no run that coherence needs is trained to its end in" in capsys.readouterr().err
+def test_coherence_of_two_layers_is_one_analysis(own, monkeypatch):
+    from simplicia.analyze.study import Study
 
-
-def test_one_reason_for_all_cells_is_told_once(tmp_path, capsys):
-    words = f"reproduce table1 --only byol --data nope --runs {tmp_path} --results {tmp_path}"
-    assert cli.main(words.split()) == 2
-    told = capsys.readouterr().err
-    assert told.count("unknown data set 'nope'") == 2 and "BYOL + SEM is left out, for the same" in told
-    assert not (tmp_path / "other").exists()
-
-
-def test_a_note_stays_with_what_was_measured_then(place, tmp_path, capsys):
-    words = "table1", "--only", "byol", "--runs", tmp_path, "--results", tmp_path / "results", "--note"
-    assert call(place, *words, "two | at a time") == 0
-    shown = capsys.readouterr().out
-    assert shown.count("; two \\| at a time.**") == 1
-    assert call(place, *words, "another") == 0  # measures nothing
-    assert [row["note"] for row in rows(tmp_path, "table1")] == ["two | at a time"] * 2
-    assert [row["trained_by"][0]["note"] for row in rows(tmp_path, "table1")] == ["two | at a time"] * 2
-
-
-def test_seeds_are_cells_of_their_own(measured):
-    assert call(measured, "table1", "--only", "byol + sem", "--seeds", "0", "1") == 0
-    found = rows(measured, "table1")
-    assert [(row["cell"], row["seed"]) for row in found] == [
-        ("BYOL", 0),
-        ("BYOL + SEM", 0),
-        ("BYOL + SEM", 1),
+    count, original = [], Study.measure
+    monkeypatch.setattr(Study, "measure", lambda self: count.append(1) or original(self))
+    cells = [
+        Cell(layer, "byol", measure="coherence", options={"layer": layer}) for layer in ("encoder", "ica")
     ]
-    assert found[1]["run"] != found[2]["run"]
-
-
-def test_it_stops_in_time_says_so_and_goes_on(place, capsys):
-    words = "table1", "--only", "simclr + sem", "--probe-minutes", "0", "--minutes"
-    assert call(place, *words, "0.02", epochs=100_000) == 75
-    error = capsys.readouterr().err
-    assert re.search(r"stopped at step \d+ of 200000: the time is up; go on with: simplicia reproduce", error)
-    (run,) = (place / "runs").glob("simclr-sem-100000-*")
-    step = json.loads((checkpoint.latest(run / "checkpoint") / "state.json").read_text())["step"]
-    assert f"step {step} of" in error
-    assert call(place, *words, "1e-9", epochs=100_000) == 75
-    assert "too little time is left for training" in capsys.readouterr().err
-    assert call(place, *words, "0.02", epochs=100_000) == 75
-    later = int(re.search(r"step (\d+) of", capsys.readouterr().err)[1])
-    assert later > step  # and only the newest checkpoint is kept
-    assert [path.name for path in (run / "checkpoint").iterdir()] == [f"step-{later:09d}"]
-    assert not any("SimCLR" in row["cell"] for row in rows(place, "table1"))
-
-
-def test_the_papers_rules_and_others_go_apart(tmp_path):
-    assert cli.main(["reproduce", "cost", "--only", "counted", "--results", str(tmp_path)]) == 0
-    found = store.read(tmp_path / "paper" / "cost.json")
-    assert len(found) == 6 and found[0]["paper_parameters"] == 16_500_000
-    assert all(abs(row["flops"] / row["paper_flops"] - 1) < 0.02 for row in found)
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("", "reproduce takes an experiment's name"),
-        ("tabel1", "did you mean 'table1'?"),
-        ("table1 --only nothing", "no cell of table1 has nothing in its name"),
-        ("table1 --seeds -1", "not a whole number from 0 up"),
-        ("table1 --minutes 2", "minutes is 2, and no measurement is begun with less than 3"),
-        ("table1 --minutes soon", "'soon' is not a number from 0 up"),
-        ("table1 --device tpu9", "choose auto"),
-        ("table1 --epoch 3", "--epochs"),
-        ("table1 --list", "'table1' is an experiment to run; --list and --page are for all"),
-        ("table1 --page x.md", "--list and --page are for all"),
-        ("table1 --data=", "data is empty"),
-        ("table1 --data nowhere/here", "there is no folder 'nowhere/here'"),
-        ("table1 --only byol --data-dir nowhere", "nowhere"),
-        ("table1 --only byol", "SIMPLICIA_DATA, and neither is given; simplicia pretrain --download"),
-        ("robustness", "imagenet needs 'imagenet' below --data-dir or SIMPLICIA_DATA; neither is given"),
-    ],
-)
-def test_mistakes_are_one_line(words, told, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
-    assert cli.main(["reproduce", *words.split(), "--quiet"]) == 2
-    errors = capsys.readouterr().err
-    assert len(errors.strip().splitlines()) == 1 and told in errors, errors
-    assert not (tmp_path / "results").exists()
-
-
-def test_killed_it_goes_on_where_it_was(place, tmp_path, monkeypatch, capsys):
-    """Told to stop, then killed as a real process, then run to its end."""
-    cut = "--epochs", "5", "--batch-size", "30", "--probe-epochs", "2", "--only", "identity"
-    words = "reproduce", "embedder-type", "--data", str(place / "images"), *cut
-    monkeypatch.chdir(tmp_path)
-    step = Step.__call__
-
-    def told(self, number):
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Step, "__call__", told)
-        assert cli.main(words) == 143
-    error = capsys.readouterr().err
-    assert "stopped at step 4 of 10; what is done is kept; go on with: " in error
-    (run,) = (tmp_path / "runs").glob("[!.]*")
-    assert [path.name for path in (run / "checkpoint").iterdir()] == ["step-000000004"]
-    log, deadline = (run / "log.jsonl").stat().st_ino, time.monotonic() + 120
-    process = subprocess.Popen([sys.executable, "-m", "simplicia", *words], stderr=subprocess.PIPE)
-    while (run / "log.jsonl").stat().st_ino == log and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)  # a training that begins writes its log anew
-    process.kill()
-    process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGKILL
-    assert [path.name for path in (run / "checkpoint").iterdir()] == ["step-000000004"]
-    assert not (tmp_path / "results").exists()
-    assert cli.main(words) == 0
-    (row,) = store.read(tmp_path / "results" / "other" / "embedder-type.json")
-    assert (row["cell"], row["epochs"], row["run"]) == ("identity", 5, run.name)
-    shown = f"| identity | {row['accuracy']:.1f} ± {row['standard_error']:.1f} |"
-    assert shown in capsys.readouterr().out
-    # the part before the stop was not trained again
-    steps = [json.loads(line)["step"] for line in (run / "log.jsonl").read_text().splitlines()]
-    assert steps == sorted(set(steps)) and steps[-1] == 10
+    assert len(store.read(reproduce(Experiment("x", "", tuple(cells)), own))) == 2 and count == [1]

@@ -1,4 +1,4 @@
-"""Markdown from measured rows alone; the page in docs is what the generator makes of the files in results."""
+"""Markdown from stored results alone; the page in docs is generated from the files in results."""
 
 import json
 import re
@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from simplicia import cli
-from simplicia.experiments import get
-from simplicia.experiments.tables import markdown, page
+from simplicia.experiments import get, tables
+from simplicia.experiments.store import CellResult
+from simplicia.experiments.tables import page
 
 ROOT = Path(__file__).parents[2]
 NUMBER = re.compile(r"\d[\d,]*\.\d+(?:e[+-]\d+)?")
@@ -35,8 +36,12 @@ def row(**changes):
     }
 
 
+def markdown(experiment, rows, link=None):
+    return tables.markdown(experiment, [CellResult.from_json(row) for row in rows], link)
+
+
 def numbers(value):
-    """All numbers in a JSON value, also those within its texts."""
+    """All numbers in a JSON value, also those in its texts."""
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from numbers(item)
@@ -47,18 +52,18 @@ def numbers(value):
 
 
 def unfounded(text, known):
-    """Numbers with a decimal point that are no known number at that rounding."""
-    found = []
+    """Numbers with a decimal point that equal no known number at that rounding."""
+    missing = []
     for word in set(NUMBER.findall(text)):
         mantissa, e, _ = word.replace(",", "").partition("e")
         places = len(mantissa.partition(".")[2])
         form = f".{places}e" if e else f".{places}f"
         if not any(f"{value:{form}}" == word.replace(",", "") for value in known):
-            found.append(word)
-    return found
+            missing.append(word)
+    return missing
 
 
-def test_the_papers_number_stands_beside_ours_under_the_budget():
+def test_table_shows_the_papers_number_and_ours_under_the_budget():
     sem = row(cell="BYOL + SEM", accuracy=64.0, paper=73.9, seconds=500.0, temperature=0.1)
     text = markdown(get("table1"), [sem, row()])
     assert text.splitlines()[:6] == [
@@ -73,7 +78,7 @@ def test_the_papers_number_stands_beside_ours_under_the_budget():
     ]
 
 
-def test_budgets_do_not_mix_and_seeds_are_told_apart():
+def test_each_budget_has_a_table_and_each_seed_a_row():
     rows = [row(epochs=10), row(), row(seed=1, accuracy=62.0), row(pretrained_on="shapes", paper=None)]
     _, first, second, third = markdown(get("table1"), rows).split("\n**")
     assert "| seed |" in first and "| BYOL | 70.7 | 62.0 ± 0.5 | 1 |" in first
@@ -84,7 +89,7 @@ def test_budgets_do_not_mix_and_seeds_are_told_apart():
     assert "on shapes" in third and "paper" not in third
 
 
-def test_several_budgets_are_first_seen_side_by_side():
+def test_overview_of_several_budgets_comes_first():
     long, sem = row(accuracy=62.0, seed=1), row(cell="BYOL + SEM", paper=73.9, epochs=10, accuracy=50.0)
     failed = row(cell="BYOL + SEM", failed="no", accuracy=None)
     rows = [row(epochs=10, accuracy=48.9), sem, failed, row(), long]
@@ -100,7 +105,7 @@ def test_several_budgets_are_first_seen_side_by_side():
     assert "in percent.**" in markdown(get("table1"), [row(), row(epochs=10)])
 
 
-def test_cells_with_budgets_of_their_own_share_a_table(tmp_path):
+def test_cells_that_set_their_epochs_share_a_table(tmp_path):
     common = {"experiment": "speedrun", "paper": None}
     long = row(**common, cell="VICReg", epochs=100, seconds=120.0)
     short = row(**common, cell="Barlow Twins", epochs=80, seconds=90.4, probe_seconds=None)
@@ -112,14 +117,14 @@ def test_cells_with_budgets_of_their_own_share_a_table(tmp_path):
     assert "speedrun (4 of 6 cells)." in page(tmp_path, tmp_path / "page.md")
 
 
-def test_a_note_that_all_rows_have_is_said_once():
+def test_note_shared_by_all_rows_is_in_the_caption():
     noted = row(note="on a shared GPU")
     alike = markdown(get("table1"), [noted, noted | {"cell": "BYOL + SEM"}])
     assert alike.count("on a shared GPU") == 1 and "; on a shared GPU.**\n" in alike
     assert "| on a shared GPU |" in markdown(get("table1"), [noted, row(cell="BYOL + SEM")])
 
 
-def test_what_the_paper_only_draws_and_what_diverged_are_said():
+def test_table_marks_figure_only_cells_and_failures():
     curve = row(experiment="emb-scale", cell="SEM, L=10", paper=None)
     assert "| SEM, L=10 | figure only | 61.3 ± 0.5 |" in markdown(get("emb-scale"), [curve])
     own = row(experiment="tau-downstream", cell="RN-18 L=5000, tau_d=1", paper=None)
@@ -131,12 +136,12 @@ def test_what_the_paper_only_draws_and_what_diverged_are_said():
     assert "| BYOL | 70.7 | failed |" in markdown(get("table1"), [failed | {"protocol": "failed"}])
 
 
-def test_names_of_others_cannot_break_the_page():
+def test_names_are_escaped():
     text = markdown(get("table1"), [row(cell="a | b <script>[x](y)", device="x\n\n# y")], "r.json")
     assert "[a \\| b &lt;script>\\[x\\](y)](r.json)" in text and "\n# y" not in text
 
 
-def test_a_page_with_nothing_says_so(tmp_path, capsys):
+def test_page_without_results(tmp_path, capsys):
     target = tmp_path / "docs" / "results.md"
     words = ["reproduce", "--results", str(tmp_path / "results"), "--page", str(target)]
     assert cli.main(words) == 2 and "there is no folder of results" in capsys.readouterr().err
@@ -146,7 +151,7 @@ def test_a_page_with_nothing_says_so(tmp_path, capsys):
     assert target.read_text().count("Nothing has been measured yet.") == 2
 
 
-def test_a_page_keeps_the_papers_rules_and_others_apart(tmp_path):
+def test_page_separates_the_papers_protocol_from_others(tmp_path):
     results, target = tmp_path / "results", tmp_path / "docs" / "results.md"
     for folder, accuracy in (("paper", 61.26), ("other", 33.33)):
         (results / folder).mkdir(parents=True)
@@ -161,7 +166,7 @@ def test_a_page_keeps_the_papers_rules_and_others_apart(tmp_path):
     assert "[BYOL](../results/other/table1.json) | 70.7 | 33.3" in second and "A note" not in second
 
 
-def test_what_is_missing_is_told_of_the_budget_that_most_cells_have(tmp_path):
+def test_page_lists_missing_cells_at_the_most_common_budget(tmp_path):
     target = tmp_path / "a page" / "results.md"
     (tmp_path / "my results" / "paper").mkdir(parents=True)
     failed = row(cell="MoCo", epochs=500, failed="no", accuracy=None)
@@ -172,13 +177,13 @@ def test_what_is_missing_is_told_of_the_budget_that_most_cells_have(tmp_path):
     assert "[BYOL](../my%20results/paper/table1.json)" in text
 
 
-def test_damaged_results_are_one_line(tmp_path, capsys):
+def test_damaged_results_are_an_error_of_one_line(tmp_path, capsys):
     (tmp_path / "paper").mkdir()
     words = ["reproduce", "--results", str(tmp_path), "--page", str(tmp_path / "page.md")]
     file = tmp_path / "paper" / "table1.json"
     file.write_text(json.dumps([row(accuracy=[1])]))
     assert cli.main(words) == 2
-    assert "table1.json is damaged: accuracy of object 1 is '[1]'" in capsys.readouterr().err
+    assert "table1.json is damaged: in object 1, accuracy is '[1]'" in capsys.readouterr().err
     file.write_text(json.dumps([row()]))
     file.with_suffix(".md").write_bytes(b"\xff")
     assert cli.main(words) == 2 and "table1.md cannot be read as text" in capsys.readouterr().err
@@ -186,11 +191,11 @@ def test_damaged_results_are_one_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("text", "wrong"), [("61.3 and 0.5", []), ("61.2", ["61.2"]), ("6.1e+01", [])])
-def test_the_check_of_numbers_finds_what_was_never_measured(text, wrong):
+def test_unfounded_finds_numbers_that_were_not_measured(text, wrong):
     assert unfounded(text, list(numbers([row()]))) == wrong
 
 
-def test_the_page_in_docs_is_what_the_results_give():
+def test_page_in_docs_is_up_to_date():
     target = ROOT / "docs" / "results.md"
     assert page(ROOT / "results", target) == target.read_text(encoding="utf-8"), (
         "run: simplicia reproduce --page docs/results.md"
@@ -257,7 +262,7 @@ def over_seeds(rows):
         yield (sum((x - mean) ** 2 for x in found) / (len(found) - 1)) ** 0.5
 
 
-def test_means_of_seeds_can_be_checked():
+def test_means_of_seeds_are_derived_independently():
     rows = [row(), row(seed=1, accuracy=62.0)]
     text = markdown(get("table1"), rows)
     assert unfounded(text, set(numbers(rows))) == ["61.6"]
