@@ -20,9 +20,9 @@ from simplicia.evaluate.compare import compare
 from simplicia.evaluate.corruptions import names
 from simplicia.evaluate.features import load_labelled
 from simplicia.evaluate.fitted_probe import by_logistic, by_sgd
-from simplicia.evaluate.linear import Probes
 from simplicia.evaluate.probe import fit, preset, preset_for
 from simplicia.evaluate.robustness import OtherSet, corrupted, robustness
+from simplicia.evaluate.sgd import Probes
 from simplicia.evaluate.transfer import TransferSettings, features, fitted, hold_out
 from simplicia.result import digest
 

@@ -164,8 +164,8 @@ def test_names_with_spaces_and_names_that_are_two_images(tmp_path):
 
 def test_epochs_are_of_the_images_trained_on():
     trial = Trial(0.1, None, None, epochs=30)
-    assert [trial.length(n, 8) for n in (5, 8, 31, 32)] == [30, 30, 90, 120]
-    assert Trial(0.1, 7, None).length(32, 8) == 7
+    assert [trial.total_steps(n, 8) for n in (5, 8, 31, 32)] == [30, 30, 90, 120]
+    assert Trial(0.1, 7, None).total_steps(32, 8) == 7
 
 
 def test_choosing_never_sees_the_test_set_nor_other_labels(run, sets):
