@@ -169,7 +169,7 @@ class OtherSet:
         index = {name: i for i, name in enumerate(self.classes)}
         loose = [file for file in images.files if "/" not in file]
         if loose:
-            raise UserError(f"{str(path / loose[0])!r} lies beside the folders of classes; it has no class")
+            raise UserError(f"{str(path / loose[0])!r} is outside of the class folders; it has no class")
         labels = torch.tensor([index[file.split("/")[0]] for file in images.files])
         return images.images, labels, torch.tensor([index[name] for name in names])
 

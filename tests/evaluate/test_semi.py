@@ -188,7 +188,9 @@ def test_mistakes(run, sets, small_run, colours, tmp_path, fails):
     (tmp_path / "wrong.txt").write_text("n0144_1.JPEG")
     assert "names 'n0144_1.JPEG'; it takes names of training images" in told("--list", tmp_path / "wrong.txt")
     (tmp_path / "tested.txt").write_text("blue/blue_test_0.png")
-    assert "names 'blue/blue_test_0.png', which is tested on; it" in told("--list", tmp_path / "tested.txt")
+    assert "names 'blue/blue_test_0.png', which is a test image; it" in told(
+        "--list", tmp_path / "tested.txt"
+    )
     (tmp_path / "short.txt").write_text("\n".join(file.removeprefix("train/") for file in train.files[:7]))
     assert subset(train, 0.1, names=tmp_path / "short.txt").files == train.files[:7]
     (tmp_path / "empty.txt").write_text("")
