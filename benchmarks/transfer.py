@@ -25,11 +25,12 @@ def main(out: str = "results/bench/transfer.json") -> None:
     labels = torch.arange(2040) % CLASSES
     kept = torch.rand(2040, SIMPLICES, generator=g) < SHARE
     drawn = torch.where(kept, own[labels], torch.randint(VERTICES, kept.shape, generator=g))
-    codes, train, val = Codes(drawn, VERTICES), torch.arange(1020), torch.arange(1020, 2040)
+    codes = Codes(drawn, VERTICES)
+    train, val = (Codes(half, VERTICES) for half in drawn.chunk(2))
 
     wall, busy = time.monotonic(), time.process_time()
     settings = TransferSettings(solver="rotate")
-    chosen = choose(codes[train], labels[train], codes[val], labels[val], CLASSES, settings, quiet=False)
+    chosen = choose(train, labels[:1020], val, labels[1020:], CLASSES, settings, quiet=False)
     choosing, choosing_busy = time.monotonic() - wall, time.process_time() - busy
 
     wall, busy, converged = time.monotonic(), time.process_time(), 0

@@ -32,6 +32,7 @@ class Range:
     high: float = math.inf
     above: float = -math.inf
     below: float = math.inf
+    empty: bool = True  # whether a tuple may have no numbers
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high and self.above < value < self.below
@@ -68,6 +69,8 @@ class Option(NamedTuple):
         """A UserError if a choice is unknown or a number is out of range; each of several is checked."""
         if typing.get_origin(self.type) is Literal:
             convert(value, self.type, path)
+        if value == () and self.range is not None and not self.range.empty:
+            raise UserError(f"{path} is empty; give at least one number")
         for number in value if isinstance(value, tuple | list) else [value]:
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue

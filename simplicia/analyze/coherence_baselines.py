@@ -6,7 +6,6 @@ The paper's baselines are other models (BYOL, BYOL with a large embedding, ICA o
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +17,11 @@ from simplicia.analyze.class_coherence import (
     top_features,
     write_graphml,
 )
-from simplicia.analyze.linear_weights import accuracies, fit_weights
+from simplicia.analyze.linear_weights import Layers, accuracies, fit_weights
 from simplicia.analyze.report_data import Coherence, CoherenceCurve, Graph
 from simplicia.files import atomic_write
 from simplicia.methods.base import Network
 from simplicia.representation import represent
-from simplicia.sem import simplicial
 
 MOST_K = 50
 GRAPHS = (1, 3, 5, 10)  # K of the graphs
@@ -48,15 +46,12 @@ def compare(
     say("independent components", 0, 0)
     mix, notes = independent(features)
 
-    def layers(batch: Tensor) -> dict[str, Tensor]:
-        outputs = {"encoder": batch}
-        if mix is not None:
-            outputs["ica"] = mix(batch)
-        if temperature is not None:
-            vertices: Any = network.bottleneck.vertices  # type: ignore[attr-defined]
-            outputs["embedder"] = represent(network, batch, "embedder").float()
-            outputs["sem"] = simplicial(outputs["embedder"], vertices, temperature)
-        return outputs
+    layers: Layers = {"encoder": lambda batch: batch}
+    if mix is not None:
+        layers["ica"] = mix
+    if temperature is not None:
+        layers["embedder"] = lambda batch: represent(network, batch, "embedder").float()
+        layers["sem"] = lambda batch: represent(network, batch, "sem", temperature).float()
 
     epochs = EPOCHS_ON_CPU if features.device.type == "cpu" else EPOCHS
     linears = fit_weights(
@@ -65,7 +60,7 @@ def compare(
         len(classes),
         layers,
         epochs,
-        progress=lambda done, total: say("linear classifiers, step", done, total),
+        progress=lambda done, total: say("linear classifiers, epoch", done, total),
     )
     say("accuracies of the linear classifiers", 0, 0)
     train_accuracy, test_accuracy = (accuracies(linears, *part, layers) for part in (fit, test))

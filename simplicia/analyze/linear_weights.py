@@ -1,8 +1,8 @@
 """Linear classifiers whose weights the coherence is measured on.
 
-One plain protocol for all layers, without a grid: cross-entropy, SGD with momentum 0.9 from zero, a cosine to
-zero, on centred features (the bias takes up the mean), with a rate in units of one over the layer's largest
-variance, so that no layer is favoured by its scale. Accuracies to report come from ``simplicia probe``.
+One plain protocol for all layers, without a grid: cross-entropy, SGD with momentum 0.9 from zero, a cosine
+decay to zero, on centred features (the bias absorbs the mean). The rate is in units of one over the layer's
+largest variance, so that no layer is favoured by its scale. ``simplicia probe`` reports accuracies.
 """
 
 import math
@@ -10,26 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from simplicia.analyze.covariance_spectrum import spectrum
+from simplicia.evaluate import sgd
 
 RATE = 16
-Represent = Callable[[Tensor], dict[str, Tensor]]  # a batch of features -> that batch in each layer
+Layer = Callable[[Tensor], Tensor]  # computes a layer from a batch of encoder features
+Layers = dict[str, Layer]
 
 
 @dataclass
 class Linear:
-    """A classifier of centred features: scores are (x - mean) @ weight + bias."""
+    """A classifier: scores are x @ weight + bias."""
 
     weight: Tensor  # (features, classes)
     bias: Tensor  # (classes,)
-    mean: Tensor  # (features,)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # the mean is taken off the scores: 65,000 features of a batch are not copied for it
-        return torch.addmm(self.bias - self.mean @ self.weight, x, self.weight)
+        return torch.addmm(self.bias, x, self.weight)
 
 
 @torch.no_grad()
@@ -37,56 +36,60 @@ def fit_weights(
     features: Tensor,
     labels: Tensor,
     classes: int,
-    represent: Represent,
+    layers: Layers,
     epochs: int = 20,
     batch_size: int = 256,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Linear]:
-    """A linear classifier on each layer that ``represent`` makes of features, all from the same batches."""
-    device = features.device
-    labels = labels.to(device)
-    first = represent(features[:: math.ceil(len(features) / 1024)])  # they may lie sorted by class
-    found, rates, velocity = {}, {}, {}
-    for name, x in first.items():
-        mean = x.mean(0)
-        # the cross-entropy's curvature: the largest variance of any direction over the number of classes
-        # at first, and seldom much more later
-        rates[name] = min(RATE, 3 * classes) / spectrum(x, top=1).float().clamp_min(1e-12)
-        weight, bias = x.new_zeros(x.shape[1], classes), x.new_zeros(classes)
-        found[name] = Linear(weight, bias, mean)
-        velocity[name] = torch.zeros_like(weight), torch.zeros_like(bias)
-    del first
-    generator = torch.Generator().manual_seed(seed)
-    steps = epochs * math.ceil(len(features) / batch_size)
+    """Train a linear classifier on each layer, all on the same batches; ``progress`` counts epochs."""
+    labels, everything = labels.to(features.device), torch.arange(len(features), device=features.device)
+    sample = features[:: math.ceil(len(features) / 1024)]  # strided: images may be sorted by class
+    linears: dict[str, Linear] = {}
     done = 0
-    for _ in range(epochs):
-        for part in torch.randperm(len(features), generator=generator).to(device).split(batch_size):
-            decay = 0.5 * (1 + math.cos(math.pi * done / steps))
-            wanted = F.one_hot(labels[part], classes)
-            for name, x in represent(features[part]).items():
-                linear, (weight_velocity, bias_velocity) = found[name], velocity[name]
-                # the gradient of the mean cross-entropy in its scores
-                error = (torch.softmax(linear(x), 1) - wanted) / len(part)
-                weight_velocity.addmm_(x.T, error, beta=0.9)
-                weight_velocity.addr_(linear.mean, error.sum(0), alpha=-1)
-                bias_velocity.mul_(0.9).add_(error.sum(0))
-                linear.weight.sub_(weight_velocity * (rates[name] * decay))
-                linear.bias.sub_(bias_velocity * decay)
-            done += 1
-            progress(done, steps)
-    return found
+
+    def after_epoch() -> None:
+        nonlocal done
+        done += 1
+        progress(done, epochs * len(layers))
+
+    for name, layer in layers.items():
+        x = layer(sample)
+        mean, width = x.mean(0), x.shape[1]
+        # the curvature of the cross-entropy is at first the largest variance over the number of classes
+        rate = min(RATE, 3 * classes) / spectrum(x, top=1).float().clamp_min(1e-12)
+        scale = rate.sqrt()  # scaling the inputs gives the weights this rate, and the bias a rate of 1
+
+        def inputs(
+            _: int, batch: Tensor, layer: Layer = layer, mean: Tensor = mean, scale: Tensor = scale
+        ) -> Tensor:
+            return ((layer(features[batch]) - mean) * scale)[None]
+
+        weight, bias = sgd.train(
+            inputs,
+            width,
+            everything,
+            labels,
+            classes,
+            [[sgd.Rates(1.0)]],
+            epochs=epochs,
+            batch_size=batch_size,
+            cosine=True,
+            seed=seed,
+            after_epoch=after_epoch,
+        )
+        weight = weight[0] * scale[:, None]
+        linears[name] = Linear(weight, bias[0, 0] - mean @ weight)
+    return linears
 
 
 @torch.no_grad()
 def accuracies(
-    found: dict[str, Linear], features: Tensor, labels: Tensor, represent: Represent, batch_size: int = 256
+    linears: dict[str, Linear], features: Tensor, labels: Tensor, layers: Layers, batch_size: int = 256
 ) -> dict[str, float]:
-    """The share of images that each classifier gets right, in percent."""
-    right = {name: torch.zeros((), dtype=torch.int64, device=features.device) for name in found}
-    for part, wanted in zip(
-        features.split(batch_size), labels.to(features.device).split(batch_size), strict=True
-    ):
-        for name, x in represent(part).items():
-            right[name] += (found[name](x).argmax(1) == wanted).sum()
-    return {name: 100 * count.item() / len(features) for name, count in right.items()}
+    """The accuracy of each classifier in percent."""
+    labels, shares = labels.to(features.device), {}
+    for name, linear in linears.items():
+        guesses = [linear(layers[name](batch)).argmax(1) for batch in features.split(batch_size)]
+        shares[name] = 100 * (torch.cat(guesses) == labels).double().mean().item()
+    return shares

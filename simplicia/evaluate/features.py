@@ -13,7 +13,7 @@ from simplicia.errors import UserError
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe
 
-KEPT = 4  # sets of images whose features a run remembers
+CACHED_SETS = 4  # sets of images whose features a run keeps
 
 
 def load_labelled(
@@ -24,14 +24,14 @@ def load_labelled(
     name, directory = data or recipe.data, data_dir or recipe.data_dir
     size = datasets.decoded_size(name, recipe.actual_decode_size)
     train = datasets.load(name, "train", directory, size=size)
-    check_labels(train)  # before a folder without classes is asked for a test split
+    check_labels(train)  # a folder without classes has no test split to load
     test = datasets.load(name, "test", directory, size=size)
     for images in (train, test):
         report_skipped(images.name, images.skipped)
     if test.labels is None:
         raise UserError(
-            f"the test images of {test.name} have no classes to measure with; of those in its train folder, "
-            f"given as --data, a tenth would be tested on"
+            f"the test images of {test.name} have no classes to measure with; give its train folder as "
+            "--data to test on a tenth of it"
         )
     check_classes(train, test)
     return train, test
@@ -45,66 +45,75 @@ def report_skipped(name: str, skipped: Sequence[tuple[str, str]]) -> None:
         print(f"{name}: skipped {path} ({reason}){others}", file=sys.stderr)
 
 
-def check_classes(train: ImageSet, test: ImageSet) -> None:
-    """A UserError unless both sets are labelled with the same classes, and training shows what is tested."""
-    for images in (train, test):
-        check_labels(images)
-    assert train.labels is not None and test.labels is not None
-    if train.classes != test.classes:
-        apart = sorted(set(train.classes) ^ set(test.classes))
-        which = f"{_listed(apart)} only in one of them" if apart else "the same names in another order"
-        raise UserError(f"the classes of {train.name}'s splits do not match: {which}")
-    if len(train.classes) == 1:
-        raise UserError(f"{train.name} has one class, {train.classes[0]!r}: there is nothing to tell apart")
-    unseen = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
-    if unseen:
-        names = _listed([train.classes[i] for i in unseen])
-        raise UserError(f"{test.name} tests classes that no training image shows: {names}")
-
-
-@torch.no_grad()
-def encoder_features(run: Run, images: Tensor, network: str = "online", batch_size: int = 256) -> Tensor:
-    """The encoder's output for each image, on the run's device.
-
-    Computed once for each set of images, and again when these or the encoder have changed.
-    """
-    encoder = run.network(network).encoder
-    key, version = (id(images), network), _version(images, *encoder.state_dict(keep_vars=True).values())
-    if key in run.features and run.features[key][0] == version:
-        return run.features[key][2]
-    features = torch.cat([encoder(run.view(part)).float() for part in images.split(batch_size)])
-    if not features.isfinite().all():
-        raise UserError(f"{run.path} gives features that are not finite; its training diverged")
-    run.features.pop(key, None)
-    while len(run.features) >= KEPT:  # the oldest: with their images they may be gigabytes
-        del run.features[next(iter(run.features))]
-    run.features[key] = version, images, features  # holding the images keeps their id from being used again
-    return features
-
-
-def _version(*tensors: Tensor) -> tuple[Any, ...]:
-    """Another one when a tensor is replaced or changed in place.
-
-    Fused optimisers and changes of ``.data`` are not counted by PyTorch: of numbers also their sums are told.
-    """
-    told = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
-    numbers = [t.detach() for t in tensors if t.is_floating_point()]
-    kind = torch.float32 if any(t.device.type == "mps" for t in numbers) else torch.float64
-    sums = [f(t.to(kind)).sum() for t in numbers for f in (torch.Tensor.abs, torch.Tensor.square)]
-    return *told, *(torch.stack(sums).tolist() if sums else [])
-
-
 def check_labels(images: ImageSet) -> None:
-    """A UserError unless images are labelled."""
+    """Raise a UserError if images are unlabelled."""
     if images.labels is None:
-        beside = [file for file in images.files if "/" not in file]
-        some = 0 < len(beside) < len(images.files)
-        why = f": {beside[0]} lies beside its folders" if some else ""
+        loose = [file for file in images.files if "/" not in file]
+        is_mixed = 0 < len(loose) < len(images.files)
+        why = f": {loose[0]} lies beside its folders" if is_mixed else ""
         raise UserError(
             f"{images.name} has no labels to measure with{why}; give --data with a labelled set "
             "(folder/<class>/*)"
         )
 
 
-def _listed(names: list[str]) -> str:
+def check_classes(train: ImageSet, test: ImageSet) -> None:
+    """Raise a UserError unless both sets have the same classes, and train has images of all tested ones."""
+    for images in (train, test):
+        check_labels(images)
+    assert train.labels is not None and test.labels is not None
+    if train.classes != test.classes:
+        differing = sorted(set(train.classes) ^ set(test.classes))
+        only_one = f"{_first_few(differing)} only in one of them"
+        how = only_one if differing else "the same names in another order"
+        raise UserError(f"the classes of {train.name}'s splits do not match: {how}")
+    if len(train.classes) == 1:
+        raise UserError(f"{train.name} has one class, {train.classes[0]!r}; a classifier needs at least two")
+    unseen = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
+    if unseen:
+        names = _first_few([train.classes[i] for i in unseen])
+        raise UserError(f"{test.name} tests classes that no training image shows: {names}")
+
+
+def sem_temperature(run: Run, layer: str, temperature: float | None, network: str) -> float | None:
+    """The temperature that a result states: 0 for codes, None for layers without a softmax."""
+    if layer != "sem":
+        return 0.0 if layer == "codes" else None
+    bottleneck: Any = run.network(network).bottleneck
+    return float(bottleneck.temperature) if temperature is None else temperature
+
+
+@torch.no_grad()
+def encoder_features(run: Run, images: Tensor, network: str = "online", batch_size: int = 256) -> Tensor:
+    """The encoder's output for each image, on the run's device.
+
+    Computed once per set of images, and again when the images or the encoder change.
+    """
+    encoder = run.network(network).encoder
+    key, version = (id(images), network), _version(images, *encoder.state_dict(keep_vars=True).values())
+    if key in run.features and run.features[key][0] == version:
+        return run.features[key][2]
+    features = torch.cat([encoder(run.view(batch)).float() for batch in images.split(batch_size)])
+    if not features.isfinite().all():
+        raise UserError(f"{run.path} gives features that are not finite; its training diverged")
+    run.features.pop(key, None)
+    while len(run.features) >= CACHED_SETS:  # drop the oldest: with their images they may be gigabytes
+        del run.features[next(iter(run.features))]
+    run.features[key] = version, images, features  # keeping the images keeps their id unique
+    return features
+
+
+def _version(*tensors: Tensor) -> tuple[Any, ...]:
+    """A value that changes when a tensor is replaced or changed in place.
+
+    Compare sums too: fused optimisers and in-place edits of ``.data`` do not bump ``_version``.
+    """
+    versions = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]
+    numbers = [t.detach() for t in tensors if t.is_floating_point()]
+    dtype = torch.float32 if any(t.device.type == "mps" for t in numbers) else torch.float64
+    sums = [f(t.to(dtype)).sum() for t in numbers for f in (torch.Tensor.abs, torch.Tensor.square)]
+    return *versions, *(torch.stack(sums).tolist() if sums else [])
+
+
+def _first_few(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

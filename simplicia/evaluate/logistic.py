@@ -1,17 +1,17 @@
-"""Multinomial logistic regression at many regularisers, exact and fast, on dense features or on codes.
+"""Multinomial logistic regression along a path of regularisers, on dense features or on codes.
 
 The objective, for n samples with features x_i and labels y_i, is
 
     sum_i -log softmax(W x_i + b)[y_i]  +  (regulariser / 2) * |W|^2,        b unregularised,
 
 which is ``sklearn.linear_model.LogisticRegression(C=1 / regulariser)``. (With two classes scikit-learn keeps
-one weight vector w in place of two; the two are then -w/2 and w/2, and its C is 2 / regulariser.)
+one weight vector w instead of -w/2 and w/2, and its C is 2 / regulariser.)
 
-It depends on the features only through their inner products. So with fewer samples than features they are
-turned into the space the samples span, where W is as long, and fitted there ("rotate"); the same turn, to the
-principal axes, helps when the features are fewer. Sets that are large both ways are fitted as they are
-("direct"): codes are never multiplied then, but rows of W gathered and summed, and so for the gradient.
-Both run in float64 on the features' device.
+The objective depends on the features only through their inner products. With fewer samples than features,
+"rotate" fits in the space that the samples span, where |W| is the same; with fewer features it rotates them
+to their principal axes, which helps to converge. "direct" fits sets that are large both ways as they are:
+instead of multiplying codes it gathers and sums rows of W, and likewise for the gradient. Both run in float64
+on the features' device.
 """
 
 import math
@@ -26,16 +26,16 @@ from simplicia.errors import UserError, unknown
 from simplicia.representation import sparse_codes
 
 SOLVERS = ("auto", "rotate", "direct", "sklearn")
-ROTATE = 8192  # samples or features, whichever are fewer, up to which eigenvectors are affordable
-TOLERANCE = 1e-7  # what may be left to gain, relative to the loss
-CHOOSING = 1e-4  # the same while regularisers are compared: held-out accuracies are settled long before
-STEPS, MOST_STEPS = 10, 5000  # of L-BFGS: between two looks at what is left to gain, and in all
-BLOCK = 2**26  # numbers in a block of one-hot codes, made and thrown away
-PIECE = 2**27  # codes gathered in one go: 32-bit offsets must be able to count them
+ROTATE = 8192  # largest eigenproblem that is affordable
+TOLERANCE = 1e-7  # distance to the optimum, relative to the loss
+CHOOSING = 1e-4  # the same while choosing a regulariser: validation accuracies settle much earlier
+STEPS, MOST_STEPS = 10, 5000  # of L-BFGS: between two tests for convergence, and in total
+BLOCK = 2**26  # numbers in a temporary block of one-hot codes
+PIECE = 2**27  # codes gathered per call: offsets are 32-bit
 
 
 class Codes:
-    """One-hot codes, (samples, simplices * vertices), kept as the integers (samples, simplices) they are."""
+    """A one-hot matrix (samples, simplices * vertices), stored as integer codes (samples, simplices)."""
 
     def __init__(self, codes: Tensor, vertices: int):
         self.codes = codes.to(torch.int16 if vertices <= 2**15 else torch.int32)
@@ -48,19 +48,16 @@ class Codes:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, indices: Tensor) -> "Codes":
-        return Codes(self.codes[indices], self.vertices)
-
     def join(self, other: "Codes") -> "Codes":
         return Codes(torch.cat([self.codes, other.codes]), self.vertices)
 
     def times(self, weight: Tensor) -> Tensor:
-        """X weight: for each sample the sum of the rows its codes name."""
+        """X weight: for each sample, the sum of the rows that its codes select."""
         parts = self.columns.split(max(1, PIECE // self.columns.shape[1]))
         return torch.cat([F.embedding_bag(part, weight, mode="sum") for part in parts])
 
     def transposed_times(self, errors: Tensor) -> Tensor:
-        """X^T errors: for each feature the sum of the rows of the samples that have it."""
+        """X^T errors: for each feature, the sum of the rows of the samples that have it."""
         if not self._rows:
             step = max(1, PIECE // len(self))  # simplices
             counts = self.counts().split(step * self.vertices)
@@ -70,7 +67,7 @@ class Codes:
         return torch.cat([F.embedding_bag(order, errors, start, mode="sum") for order, start in self._rows])
 
     def counts(self) -> Tensor:
-        """How many samples have each feature, in order."""
+        """How many samples have each feature."""
         counts = torch.zeros(self.shape[1], dtype=torch.long, device=self.device)
         for part in self.columns.split(256):
             counts += torch.bincount(part.flatten(), minlength=self.shape[1])
@@ -80,7 +77,7 @@ class Codes:
         return self.counts().double()
 
     def inner(self, other: "Codes") -> Tensor:
-        """How many codes each pair shares; whole numbers, exact in float32."""
+        """How many codes each pair shares; integers, so exact in float32."""
         total = torch.zeros(len(self), len(other), device=self.device)
         simplices = self.columns.shape[1]
         step = max(1, BLOCK // ((len(self) + len(other)) * self.vertices))
@@ -90,7 +87,7 @@ class Codes:
         return total.double()
 
     def sparse(self) -> Any:
-        """The same as a scipy matrix."""
+        """The matrix in scipy's format."""
         return sparse_codes(self.codes, self.vertices)
 
     def _one_hot(self, start: int, stop: int) -> Tensor:
@@ -100,7 +97,7 @@ class Codes:
 
 
 class Dense:
-    """Features as they are, with the interface of `Codes`."""
+    """Dense features with the interface of `Codes`."""
 
     def __init__(self, features: Tensor):
         self.features, self.device = features.double(), features.device
@@ -108,9 +105,6 @@ class Dense:
 
     def __len__(self) -> int:
         return self.shape[0]
-
-    def __getitem__(self, indices: Tensor) -> "Dense":
-        return Dense(self.features[indices])
 
     def join(self, other: "Dense") -> "Dense":
         return Dense(torch.cat([self.features, other.features]))
@@ -146,15 +140,15 @@ class Fit(NamedTuple):
 def fit(
     matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float], solver: str = "auto"
 ) -> Iterator[Fit]:
-    """The fit at each regulariser, each started from the one before: give the strongest first."""
-    solver = check(matrix, labels, classes, solver)
+    """Fit each regulariser, starting from the fit before it: give the strongest first."""
+    solver = choose_solver(matrix, labels, classes, solver)
     if solver == "rotate":
-        turned = Rotated(matrix)
-        return (turned.back(found) for found in solve(turned.train, labels, classes, regularisers))
+        rotated = Rotated(matrix)
+        return (rotated.back(fit) for fit in solve(rotated.train, labels, classes, regularisers))
     return (_sklearn if solver == "sklearn" else solve)(matrix, labels, classes, regularisers)
 
 
-def validated(
+def validation_accuracies(
     matrix: Matrix,
     labels: Tensor,
     classes: int,
@@ -163,23 +157,23 @@ def validated(
     held_labels: Tensor,
     solver: str = "auto",
 ) -> Iterator[tuple[float, bool]]:
-    """For each regulariser, strongest first: accuracy on held-out samples, and if the fit converged."""
-    solver = check(matrix, labels, classes, solver)
-    if solver == "rotate":  # held-out samples are turned as well, and once
-        turned = Rotated(matrix)
-        matrix, held = turned.train, turned.turn(held)
+    """For each regulariser, strongest first: accuracy on held-out samples, and whether the fit converged."""
+    solver = choose_solver(matrix, labels, classes, solver)
+    if solver == "rotate":
+        rotated = Rotated(matrix)
+        matrix, held = rotated.train, rotated.rotate(held)
     fits = (
         _sklearn(matrix, labels, classes, regularisers)
         if solver == "sklearn"
         else solve(matrix, labels, classes, regularisers, CHOOSING)
     )
-    for found in fits:
-        guesses = (held.times(found.weight) + found.bias).argmax(1)
-        yield (guesses == held_labels).double().mean().item(), found.converged
+    for fitted in fits:
+        guesses = (held.times(fitted.weight) + fitted.bias).argmax(1)
+        yield (guesses == held_labels).double().mean().item(), fitted.converged
 
 
-def check(matrix: Matrix, labels: Tensor, classes: int, solver: str = "auto") -> str:
-    """The solver asked for, or the one that suits; a UserError for what cannot be fitted."""
+def choose_solver(matrix: Matrix, labels: Tensor, classes: int, solver: str = "auto") -> str:
+    """Resolve "auto"; a UserError for data that no solver can fit."""
     if solver not in SOLVERS:
         raise unknown("solver", solver, SOLVERS)
     missing = (torch.bincount(labels, minlength=classes) == 0).sum().item()
@@ -195,7 +189,7 @@ def check(matrix: Matrix, labels: Tensor, classes: int, solver: str = "auto") ->
 
 
 class Rotated:
-    """Samples in their own span (or in their principal axes), centred; and what leads there and back."""
+    """Centred samples in the space they span, or in their principal axes, and the way there and back."""
 
     def __init__(self, matrix: Matrix):
         self.matrix, n = matrix, len(matrix)
@@ -204,32 +198,34 @@ class Rotated:
         self.by_samples = isinstance(matrix, Codes) or n <= matrix.shape[1]
         if isinstance(matrix, Codes) or self.by_samples:
             inner: Any = matrix.inner(matrix)  # type: ignore[arg-type]
-            self.row, self.whole = inner.mean(0), inner.mean()
-            values, vectors = torch.linalg.eigh(inner - self.row - self.row[:, None] + self.whole)
+            self.row_mean, self.mean_inner = inner.mean(0), inner.mean()
+            values, vectors = torch.linalg.eigh(
+                inner - self.row_mean - self.row_mean[:, None] + self.mean_inner
+            )
         else:
             centred = matrix.features - self.mean
             values, vectors = torch.linalg.eigh(centred.T @ centred)
-        kept = values > values[-1] * len(values) * torch.finfo(torch.float64).eps
-        lengths = values[kept].sqrt()
-        # columns that take inner products with the samples, or the features themselves, to the new axes
-        self.axes = vectors[:, kept] / lengths if self.by_samples else vectors[:, kept]
-        self.train = Dense(vectors[:, kept] * lengths) if self.by_samples else self.turn(matrix)
+        nonzero = values > values[-1] * len(values) * torch.finfo(torch.float64).eps
+        lengths = values[nonzero].sqrt()
+        # maps inner products with the samples, or the features themselves, to the new axes
+        self.axes = vectors[:, nonzero] / lengths if self.by_samples else vectors[:, nonzero]
+        self.train = Dense(vectors[:, nonzero] * lengths) if self.by_samples else self.rotate(matrix)
 
-    def turn(self, other: Matrix) -> Dense:
-        """Other samples in the same axes."""
+    def rotate(self, other: Matrix) -> Dense:
+        """Express other samples in the same axes."""
         if self.by_samples:
             inner: Any = other.inner(self.matrix)  # type: ignore[arg-type]
-            inner = inner - inner.mean(1, keepdim=True) - self.row + self.whole
+            inner = inner - inner.mean(1, keepdim=True) - self.row_mean + self.mean_inner
             return Dense(inner @ self.axes)
         assert isinstance(other, Dense)
         return Dense((other.features - self.mean) @ self.axes)
 
-    def back(self, found: Fit) -> Fit:
-        """A fit in the new axes as one for the features."""
-        weight = self.axes @ found.weight
+    def back(self, fit: Fit) -> Fit:
+        """Turn a fit in the new axes into one for the features."""
+        weight = self.axes @ fit.weight
         if self.by_samples:
             weight = self.matrix.transposed_times(weight)
-        return found._replace(weight=weight, bias=found.bias - self.mean @ weight)
+        return fit._replace(weight=weight, bias=fit.bias - self.mean @ weight)
 
 
 def solve(
@@ -239,12 +235,12 @@ def solve(
     regularisers: Sequence[float],
     tolerance: float = TOLERANCE,
 ) -> Iterator[Fit]:
-    """Fits by L-BFGS with a strong Wolfe line search, each started from the one before.
+    """Fit by L-BFGS with a strong Wolfe line search, starting from the fit before.
 
-    Features are centred, which only moves b, and scaled by the curvature where the last fit ended. The
-    objective is `regulariser`-convex in W, so |gradient|^2 / (2 regulariser) bounds what is left to gain; a
-    fit has converged when that (and its like for b) is below `tolerance` of the loss, or when nothing more is
-    gained and the curvature says the same.
+    Features are centred, which only changes b, and scaled by the curvature at the end of the last fit. The
+    objective is `regulariser`-convex in W, so |gradient|^2 / (2 regulariser) bounds the distance to the
+    optimum. A fit has converged when this bound, with a similar one for b, is below `tolerance` of the loss,
+    or when the loss stops falling and a bound from the curvature is.
     """
     n, device = len(matrix), matrix.device
     ones = torch.ones(n, 1, dtype=torch.float64, device=device)
@@ -261,7 +257,7 @@ def solve(
         above = scores - scores.gather(1, target)  # the right class
         most = above.amax(1, keepdim=True)  # at least 0
         wrong = (above - most).exp().scatter(1, target, 0.0)
-        # 1 - p of the right class is summed, not subtracted: it may be far below the precision of p
+        # sum up 1 - p of the right class instead of subtracting: it may be far below the precision of p
         excess, right = wrong.sum(1, keepdim=True), (-most).exp()
         errors = (wrong / (right + excess)).scatter(1, target, -excess / (right + excess))
         loss = (most + torch.log1p(torch.expm1(-most) + excess)).sum()
@@ -273,7 +269,7 @@ def solve(
     last = weight, bias
     for i, regulariser in enumerate(regularisers):
         start = weight, bias
-        if i > 1:  # weights go nearly straight in the logarithm of the regulariser: the next fit is foreseen
+        if i > 1:  # extrapolate: weights are nearly linear in the logarithm of the regulariser
             two, one = regularisers[i - 2 : i]
             ratio = math.log(regulariser / one) / math.log(one / two) if one != two else 0.0
             ahead = weight + ratio * (weight - last[0]), bias + ratio * (bias - last[1])
@@ -312,7 +308,7 @@ def solve(
 
 
 def _sklearn(matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float]) -> Iterator[Fit]:
-    """The same by scikit-learn, codes as a sparse matrix."""
+    """Fit by scikit-learn, codes as a sparse matrix."""
     import warnings
 
     from sklearn.exceptions import ConvergenceWarning
@@ -322,7 +318,7 @@ def _sklearn(matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequenc
     model = LogisticRegression(tol=1e-8, max_iter=MOST_STEPS, warm_start=True)
     for regulariser in regularisers:
         model.set_params(C=(2 if classes == 2 else 1) / regulariser)
-        with warnings.catch_warnings():  # the result says if it converged
+        with warnings.catch_warnings():  # the fit records whether it converged
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(x, y)
         weight, bias = (torch.from_numpy(v).to(matrix.device) for v in (model.coef_.T, model.intercept_))

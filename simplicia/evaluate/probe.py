@@ -1,7 +1,7 @@
 """Linear probe: linear classifiers on frozen features, chosen on held-out training images, tested once.
 
-The paper's protocol (its appendix, "Linear evaluation"): every learning rate with every penalty at every
-temperature is trained at once; the best at each temperature is trained again on all training images.
+The paper's protocol (appendix "Linear evaluation"): train every learning rate with every penalty at every
+temperature at once, then retrain the best at each temperature on all training images.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -21,44 +21,42 @@ from torch import Tensor
 from simplicia.data.datasets import ImageSet, held_out
 from simplicia.errors import UserError, unknown
 from simplicia.evaluate.features import check_classes
-from simplicia.evaluate.linear import Probes, Rates, correct, train
+from simplicia.evaluate.fitted_probe import FittedProbe
 from simplicia.evaluate.make_result import make_result
 from simplicia.evaluate.probe_inputs import Inputs, precision
+from simplicia.evaluate.sgd import Probes, Rates, correct, train
 from simplicia.progress import Progress
 from simplicia.result import Result, over_seeds
 from simplicia.run import Run
-from simplicia.settings import check_seed
+from simplicia.settings import Range, check
+
+Grid = tuple[float, ...]
+NOT_NEGATIVE = Range(low=0, empty=False)
+OnEpoch = Callable[[int, int], None]  # (epochs done, epochs in total)
 
 
 @dataclass
 class ProbeSettings:
     """How probes are trained. The grid is every lr with every L1 and L2 weight at every temperature."""
 
-    lrs: tuple[float, ...] = (0.1, 1.0, 5.0)
-    l1: tuple[float, ...] = (0.0,)
-    l2: tuple[float, ...] = (0.0,)  # weight decay
-    temperatures: tuple[float, ...] = (0.0, 0.01, 0.1, 1.0)  # of SEM; 0: one-hot codes
-    epochs: int = 30
-    batch_size: int = 256
-    momentum: float = 0.9
-    nesterov: bool = False
-    validation: float = 0.1  # to choose on: a share of each class, or from 1 up a number of images of each
-    augment: bool = False  # random crops and flips, each epoch anew; otherwise features are computed once
-    seed: int = 0
-    seeds: int = 1  # trainings, with seeds from ``seed`` up; their mean is reported
+    lrs: Annotated[Grid, "learning rates", NOT_NEGATIVE] = (0.1, 1.0, 5.0)
+    l1: Annotated[Grid, "weights of the L1 norm", NOT_NEGATIVE] = (0.0,)
+    l2: Annotated[Grid, "weight decays", NOT_NEGATIVE] = (0.0,)
+    temperatures: Annotated[Grid, "of SEM; 0: one-hot codes", NOT_NEGATIVE] = (0.0, 0.01, 0.1, 1.0)
+    epochs: Annotated[int, "passes over the training images", Range(low=1)] = 30
+    batch_size: Annotated[int, "images per step", Range(low=1)] = 256
+    momentum: Annotated[float, "of SGD", Range(low=0, below=1)] = 0.9
+    nesterov: Annotated[bool, "Nesterov momentum"] = False
+    validation: Annotated[
+        float, "images to choose on: a share of each class, or from 1 up a number per class", Range(above=0)
+    ] = 0.1
+    augment: Annotated[bool, "random crops and flips; otherwise features are computed once"] = False
+    seed: Annotated[int, "of the first training", Range(low=-(2**63), below=2**63)] = 0
+    seeds: Annotated[int, "trainings, with consecutive seeds; the result is their mean", Range(low=1)] = 1
 
     def validate(self) -> None:
-        for name in ("lrs", "l1", "l2", "temperatures"):
-            values = getattr(self, name)
-            if not values or any(not 0 <= v < float("inf") for v in values):
-                raise UserError(f"{name} is {values}; it takes one or more numbers that are not negative")
-        check_seed(self.seed)
-        for name in ("epochs", "batch_size", "seeds"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"momentum is {self.momentum}; it must be from 0 to below 1")
-        if not 0 < self.validation < 1 and not (self.validation >= 1 and self.validation % 1 == 0):
+        check(self)
+        if self.validation > 1 and self.validation % 1:
             raise UserError(
                 f"validation is {self.validation}; it must be a share between 0 and 1, "
                 "or a whole number of images of each class"
@@ -88,27 +86,27 @@ PRESETS = {
 
 
 def preset(name: str) -> ProbeSettings:
-    """Settings by name: "quick", the shorter "demo", or those of the paper for "cifar" and "imagenet"."""
+    """A copy of the settings of a name: "quick", the shorter "demo", or those of the paper for "cifar" and "imagenet"."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return dataclasses.replace(PRESETS[name])
 
 
 def preset_for(data: str) -> str:
-    """The name of the paper's settings for a data set or a folder called so; "quick" where it has none."""
+    """The name of the paper's settings for a data set, or a folder of that name; otherwise "quick"."""
     name = Path(data).name
     return "cifar" if name in ("cifar10", "cifar100") else "imagenet" if name == "imagenet" else "quick"
 
 
 def preset_label(name: str, settings: ProbeSettings) -> str:
-    """What settings made from a preset are called: by its name, or as changed; seeds only repeat it."""
-    untouched = dataclasses.replace(preset(name), seed=settings.seed, seeds=settings.seeds)
-    return name if settings == untouched else f"{name}, changed"
+    """The preset's name, with ", changed" if settings differ from it by more than their seeds."""
+    unchanged = dataclasses.replace(preset(name), seed=settings.seed, seeds=settings.seeds)
+    return name if settings == unchanged else f"{name}, changed"
 
 
 @dataclass
-class Trained:
-    """Probes that were chosen and trained, for each seed one at each temperature; no test image was seen."""
+class TrainedProbes:
+    """The chosen probe at each temperature for each seed, trained without any test image."""
 
     run: Run
     settings: ProbeSettings
@@ -116,26 +114,26 @@ class Trained:
     network: str
     temperatures: tuple[float | None, ...]
     rates: list[Rates]  # chosen at each temperature
-    validation: list[float]  # accuracy of those in percent, mean over seeds
+    validation: list[float]  # their accuracy in percent, mean over seeds
     validation_images: int
     classes: int
     probes: list[Probes]  # per seed: weight (temperatures, features, classes), bias
 
     @property
     def best(self) -> int:
-        """Which temperature has the highest validation accuracy, the first of equals."""
+        """The index of the temperature with the highest validation accuracy, the first of equals."""
         return max(range(len(self.validation)), key=self.validation.__getitem__)
 
-    def at(self, t: int) -> dict[str, Any]:
-        """What a result says of the probe at a temperature."""
+    def choice(self, t: int) -> dict[str, Any]:
+        """What a result says about the probe at the temperature with index ``t``."""
         return {
             "temperature": self.temperatures[t],
             "selected": self.rates[t]._asdict(),
             "validation_accuracy": self.validation[t],
         }
 
-    def training(self) -> dict[str, Any]:
-        """What a result says of how probes were trained and chosen."""
+    def details(self) -> dict[str, Any]:
+        """What a result says about the training."""
         settings, on_gpu = self.settings, self.run.device.type == "cuda"
         products = {torch.half: "fp16"}.get(precision(self.layer, self.run.device), "tf32")
         return {
@@ -157,21 +155,30 @@ class Trained:
             "precision": f"{'bf16 views, ' * settings.augment}{products} products" if on_gpu else "float32",
         }
 
+    def best_probe(self) -> FittedProbe:
+        """The probe at the chosen temperature, with one classifier per seed."""
+        t = self.best
+        weight, bias = (
+            torch.cat([part[t] for part in parts], -1)[None] for parts in zip(*self.probes, strict=True)
+        )
+        details = self.details() | self.choice(t)
+        where = self.run, self.network, self.layer, self.temperatures[t]
+        return FittedProbe(*where, Probes(weight, bias), self.classes, "linear probe by SGD", details)
+
     def test(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """How many images are right, first and among five: (seeds, trained at, tested at) temperatures."""
+        """Count correct images, top-1 and top-5: (seeds, temperature trained at, temperature tested at)."""
         device = self.run.device
         inputs = Inputs(self.run, images, self.layer, self.temperatures, self.network)
-        parts = torch.arange(len(images), device=device).split(256)
-        found = []
+        counts = []
         for weight, bias in self.probes:
-            # as probes side by side, each of which sees the images at every temperature
+            # side by side, so that the probe of each temperature sees the images at all temperatures
             side_by_side = Probes(
                 *(p.transpose(0, 1).flatten(1).expand(len(p), *p.shape[1:2], -1) for p in (weight, bias))
             )
-            batches = (inputs.plain(part) for part in parts)
-            found.append(correct(side_by_side, batches, labels.to(device), self.classes))
-        first, among = (torch.stack(counts).mT.cpu() for counts in zip(*found, strict=True))
-        return first, among
+            batches = (inputs.plain(batch) for batch in torch.arange(len(images), device=device).split(256))
+            counts.append(correct(side_by_side, batches, labels.to(device), self.classes))
+        first, among_five = (torch.stack(each).mT.cpu() for each in zip(*counts, strict=True))
+        return first, among_five
 
 
 def fit(
@@ -180,11 +187,11 @@ def fit(
     layer: str | None = None,
     settings: ProbeSettings | None = None,
     network: str = "online",
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Trained:
+    progress: OnEpoch = lambda done, total: None,
+) -> TrainedProbes:
     """Train the grid on a part of the training images, choose on the rest, and retrain on all of them.
 
-    With several seeds the choice is by the mean of their validation accuracies.
+    With several seeds, choose by their mean validation accuracy.
     """
     settings = settings or ProbeSettings()
     settings.validate()
@@ -194,8 +201,7 @@ def fit(
     )
     assert images.labels is not None
     device, classes = run.device, len(images.classes)
-    held = _hold_out(images, settings.validation).to(device)
-    fit_on, choose_on = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+    is_held_out = _hold_out(images, settings.validation).to(device)
     labels = images.labels.to(device)
     inputs = Inputs(run, images.images, layer, temperatures, network, settings.augment)
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -206,9 +212,9 @@ def fit(
         done += 1
         progress(done, 2 * len(seeds) * settings.epochs)
 
-    def trained(indices: Tensor, grids: list[list[Rates]], seed: int) -> Probes:
+    def train_probes(indices: Tensor, grids: list[list[Rates]], seed: int) -> Probes:
         return train(
-            lambda epoch, part: inputs.training(seed, epoch, part),
+            lambda epoch, batch: inputs.training(seed, epoch, batch),
             inputs.width,
             indices,
             labels,
@@ -222,50 +228,38 @@ def fit(
             after_epoch=after_epoch,
         )
 
-    def check(finite: Tensor) -> None:
+    def check_finite(finite: Tensor) -> None:
         if not finite.all():
             raise UserError(
                 f"probes of {run.path} on {layer!r} are not finite; its features are not, or lrs are too high"
             )
 
+    fit_on, choose_on = (mask.nonzero()[:, 0] for mask in (~is_held_out, is_held_out))
     grid = [Rates(*rates) for rates in itertools.product(settings.lrs, settings.l1, settings.l2)]
     right = torch.zeros(len(temperatures), len(grid), device=device)
     for seed in seeds:
-        candidates = trained(fit_on, [grid] * len(temperatures), seed)
-        batches = (inputs.plain(part) for part in choose_on.split(256))
+        candidates = train_probes(fit_on, [grid] * len(temperatures), seed)
+        batches = (inputs.plain(batch) for batch in choose_on.split(256))
         right += correct(candidates, batches, labels[choose_on], classes)[0]
-        right[~candidates.finite(classes)] = -math.inf  # who diverged is never chosen
+        right[~candidates.finite(classes)] = -math.inf  # never choose a probe that diverged
         del candidates  # a grid can be gigabytes
-    check((right >= 0).any(1))
+    check_finite((right >= 0).any(1))
     best = right.max(1)
     chosen = [grid[i] for i in best.indices.tolist()]
     everything = torch.arange(len(images), device=device)
-    probes = [trained(everything, [[rates] for rates in chosen], seed) for seed in seeds]
-    check(torch.stack([each.finite(classes) for each in probes]))
-    return Trained(
-        run,
-        settings,
-        layer,
-        network,
-        temperatures,
-        chosen,
-        [100 * r / (len(choose_on) * len(seeds)) for r in best.values.tolist()],
-        len(choose_on),
-        classes,
-        probes,
-    )
+    probes = [train_probes(everything, [[rates] for rates in chosen], seed) for seed in seeds]
+    check_finite(torch.stack([each.finite(classes) for each in probes]))
+    accuracies = [100 * count / (len(choose_on) * len(seeds)) for count in best.values.tolist()]
+    how = run, settings, layer, network, temperatures
+    return TrainedProbes(*how, chosen, accuracies, len(choose_on), classes, probes)
 
 
 @contextmanager
-def progress_bar(
-    layer: str, settings: ProbeSettings, quiet: bool = False
-) -> Iterator[Callable[[int, int], None]]:
-    """A bar for ``progress``."""
+def progress_bar(layer: str, settings: ProbeSettings, quiet: bool = False) -> Iterator[OnEpoch]:
+    """A progress bar for ``fit`` and ``probe``."""
     bar = Progress(f"probes on {layer}", 2 * settings.seeds * settings.epochs, 0, quiet)
     try:
-        yield lambda done, total: bar.update(
-            done, "choosing" if 2 * done <= total else "training what was chosen"
-        )
+        yield lambda done, total: bar.update(done, "choosing" if 2 * done <= total else "retraining")
     finally:
         bar.close()
 
@@ -277,34 +271,31 @@ def probe(
     layer: str | None = None,
     settings: ProbeSettings | None = None,
     network: str = "online",
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: OnEpoch = lambda done, total: None,
 ) -> Result:
-    """Accuracy of the chosen probe, of the best one at each temperature, and of each at every temperature."""
+    """Test accuracy of the chosen probe, of the best at each temperature, and of each at all temperatures."""
     start = time.monotonic()
     check_classes(train, test)
-    found = fit(run, train, layer, settings, network, progress)
+    trained = fit(run, train, layer, settings, network, progress)
     assert test.labels is not None
-    first, among = found.test(test.images, test.labels)
-    temperatures = list(found.temperatures)
+    first, among_five = trained.test(test.images, test.labels)
+    temperatures = list(trained.temperatures)
 
-    def measured(t: int) -> dict[str, Any]:
-        top5 = among[:, t, t].tolist() if found.classes > 5 else None  # of five classes, five guesses are all
-        return {**found.at(t), **over_seeds(first[:, t, t].tolist(), len(test), top5)}
+    def at_temperature(t: int) -> dict[str, Any]:
+        top5 = among_five[:, t, t].tolist() if trained.classes > 5 else None
+        return {**trained.choice(t), **over_seeds(first[:, t, t].tolist(), len(test), top5)}
 
+    matrix = (100 * first.double().mean(0) / len(test)).tolist()
     several = len(temperatures) > 1
     return make_result(
         run,
         "offline linear probe",
         train,
         test,
-        **measured(found.best),
-        **found.training(),
-        per_temperature=[measured(t) for t in range(len(temperatures))] if several else [],
-        temperature_matrix={
-            "trained_at": temperatures,
-            "tested_at": temperatures,
-            "accuracy": (100 * first.double().mean(0) / len(test)).tolist(),
-        }
+        **at_temperature(trained.best),
+        **trained.details(),
+        per_temperature=[at_temperature(t) for t in range(len(temperatures))] if several else [],
+        temperature_matrix={"trained_at": temperatures, "tested_at": temperatures, "accuracy": matrix}
         if several
         else None,
         seconds=time.monotonic() - start,
@@ -312,9 +303,9 @@ def probe(
 
 
 def _hold_out(images: ImageSet, validation: float) -> Tensor:
-    """A mask of the training images to choose on: some of each class, the same every time.
+    """A mask of the images to choose on: some of each class, the same every time.
 
-    Where a share is held out, a class of one image stays in training, and nothing is chosen by it.
+    If a share is held out, a class with a single image keeps it for training.
     """
     assert images.labels is not None
     labels = images.labels.numpy()

@@ -1,12 +1,12 @@
 """Transfer by a linear classifier: logistic regression on frozen features of another data set.
 
-The paper's protocol: 45 regularisers from 1e-6 to 1e5, the one with the best validation accuracy fitted again
-on all training images (validation included) and tested once; SEM as one-hot codes; no augmentation.
+The paper's protocol: 45 regularisers from 1e-6 to 1e5; the one with the best validation accuracy is fitted
+again on all training images (validation included) and tested once; SEM as one-hot codes; no augmentation.
 """
 
 import time
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,40 +21,38 @@ from simplicia.evaluate.features import (
     encoder_features,
     load_labelled,
     report_skipped,
+    sem_temperature,
 )
+from simplicia.evaluate.fitted_probe import FittedProbe
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.make_result import changed_settings, make_result
+from simplicia.evaluate.sgd import Probes
 from simplicia.progress import Progress
 from simplicia.representation import represent
 from simplicia.result import Result, percent
 from simplicia.run import Run
-from simplicia.settings import check_seed
+from simplicia.settings import Range, check
 from simplicia.train.recipe import Recipe
+
+SHARE = Range(above=0, below=1)
+SEED = Range(low=0, below=2**63)
 
 
 @dataclass
 class TransferSettings:
-    """The regularisers and how they are fitted and chosen."""
+    """The regularisers, and how one is fitted and chosen."""
 
-    regularisers: int = 45  # how many, spaced evenly in their logarithm
-    weakest: float = 1e-6
-    strongest: float = 1e5
-    solver: Literal["auto", "rotate", "direct", "sklearn"] = "auto"
-    validation: float = 0.1  # share of each class to choose on, where a set has no val split
-    seed: int = 0  # of that share
+    regularisers: Annotated[int, "how many, evenly spaced in their logarithm", Range(low=1)] = 45
+    weakest: Annotated[float, "smallest regulariser", Range(above=0)] = 1e-6
+    strongest: Annotated[float, "largest regulariser", Range(above=0)] = 1e5
+    solver: Annotated[Literal["auto", "rotate", "direct", "sklearn"], "auto: the fastest"] = "auto"
+    validation: Annotated[float, "share of each class to choose on, if a set has no val split", SHARE] = 0.1
+    seed: Annotated[int, "of that share", SEED] = 0
 
     def validate(self) -> None:
-        if self.regularisers < 1:
-            raise UserError(f"regularisers is {self.regularisers}; at least 1 is needed")
-        if not 0 < self.weakest <= self.strongest < float("inf"):
-            raise UserError(
-                f"weakest is {self.weakest} and strongest {self.strongest}; they must be positive, in order"
-            )
-        if not 0 < self.validation < 1:
-            raise UserError(f"validation is {self.validation}; it must be a share between 0 and 1")
-        if self.seed < 0:
-            raise UserError(f"seed is {self.seed}; it must not be negative")
-        check_seed(self.seed)
+        check(self)
+        if self.weakest > self.strongest:
+            raise UserError(f"weakest is {self.weakest} and strongest {self.strongest}; give them in order")
 
     def path(self) -> list[float]:
         """The regularisers, strongest first."""
@@ -62,7 +60,7 @@ class TransferSettings:
 
 
 class Splits(NamedTuple):
-    """What is fitted on, chosen on, and tested on."""
+    """Images to fit on, to choose on and to test on."""
 
     train: ImageSet
     val: ImageSet
@@ -70,15 +68,19 @@ class Splits(NamedTuple):
     val_is_own: bool  # the set's own val split, not a share of its training images
 
     def check(self) -> None:
-        """A UserError unless all have the same classes, labelled, and training shows what is asked for."""
+        """Raise a UserError unless the splits have the same classes."""
         check_classes(self.train, self.val)
         check_classes(self.train, self.test)
 
-    @property
-    def skipped(self) -> int:
-        """How many files could not be read."""
+    def details(self) -> dict[str, Any]:
+        """What a result says about the splits."""
         sets = (self.train, self.test, self.val) if self.val_is_own else (self.train, self.test)
-        return sum(len(images.skipped) for images in sets)
+        return {
+            "train_images": len(self.train) + len(self.val),
+            "validation_images": len(self.val),
+            "validation_split": "the set's own" if self.val_is_own else "held out of the training images",
+            "skipped_files": sum(len(images.skipped) for images in sets),
+        }
 
 
 def load_splits(
@@ -95,36 +97,31 @@ def load_splits(
     val = datasets.validation(
         name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.actual_decode_size)
     )
-    if val is not None:
-        report_skipped(val.name, val.skipped)
     if val is None:
-        return Splits(*hold_out(train, share, seed), test, False)
+        return Splits(*datasets.split(train, share, seed), test, False)
+    report_skipped(val.name, val.skipped)
     check_classes(train, val)
     return Splits(train, val, test, True)
-
-
-def hold_out(train: ImageSet, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
-    """The images to fit on and those to choose on: the same share of every class, of one image none."""
-    return datasets.split(train, share, seed)
 
 
 @torch.no_grad()
 def features(
     run: Run, images: Tensor, layer: str, temperature: float | None = None, network: str = "online"
 ) -> Matrix:
-    """A layer's representation of images, for `logistic`: codes as integers, all else dense."""
-    net = run.network(network)
-    parts = (represent(net, h, layer, temperature) for h in encoder_features(run, images, network).split(256))
-    found = torch.cat([part.int() if layer == "codes" else part for part in parts])
-    if found.device.type == "mps":  # which has no float64
-        found = found.cpu()
-    return Codes(found, net.bottleneck.vertices) if layer == "codes" else Dense(found)  # type: ignore
+    """A layer's representation of images for ``logistic``: codes as integers, other layers dense."""
+    net: Any = run.network(network)
+    batches = encoder_features(run, images, network).split(256)
+    parts = (represent(net, batch, layer, temperature) for batch in batches)
+    x = torch.cat([part.int() if layer == "codes" else part for part in parts])
+    if x.device.type == "mps":  # has no float64
+        x = x.cpu()
+    return Codes(x, net.bottleneck.vertices) if layer == "codes" else Dense(x)
 
 
 def default_layer(run: Run, layer: str | None, temperature: float | None = None) -> str:
-    """The layer asked for; by default codes, as the paper has it, or what a run trained without them has."""
-    trained_with = "embedder" if run.recipe.bottleneck == "embed" else run.layers()[-1]
-    return run.check_layer(layer or trained_with, temperature)
+    """The given layer; by default codes, as in the paper, or the last layer of a run without them."""
+    last = "embedder" if run.recipe.bottleneck == "embed" else run.layers()[-1]
+    return run.check_layer(layer or last, temperature)
 
 
 class Chosen(NamedTuple):
@@ -133,10 +130,10 @@ class Chosen(NamedTuple):
     fit: Fit
     regulariser: float
     solver: str
-    path: list[dict[str, Any]]  # of each regulariser: its validation accuracy, and if its fit converged
+    path: list[dict[str, Any]]  # per regulariser: its validation accuracy, and whether its fit converged
 
-    def as_dict(self) -> dict[str, Any]:
-        """What a result says of it."""
+    def details(self) -> dict[str, Any]:
+        """What a result says about the choice."""
         return {
             "selected": {"regulariser": self.regulariser},
             "regulariser": self.regulariser,
@@ -158,39 +155,35 @@ def choose(
     settings: TransferSettings,
     quiet: bool = True,
 ) -> Chosen:
-    """Fit every regulariser on train, choose on val, and fit that one on both. There is no test set here.
+    """Fit every regulariser on train, choose on val, and fit the chosen one on both.
 
-    Of equal accuracies the stronger regulariser is chosen.
+    Among equal accuracies, choose the stronger regulariser.
     """
     path = settings.path()
     train_labels, val_labels = train_labels.to(train.device), val_labels.to(train.device)
     bar = Progress("regularisers", len(path), 0, quiet)
     rows: list[dict[str, Any]] = []
     try:
-        scores = logistic.validated(
+        scores = logistic.validation_accuracies(
             train, train_labels, classes, path, val, val_labels, solver=settings.solver
         )
         for regulariser, (accuracy, converged) in zip(path, scores, strict=True):
-            rows.append(
-                {
-                    "regulariser": regulariser,
-                    "validation_accuracy": 100 * accuracy,
-                    "converged": converged,
-                }
-            )
+            row = {"regulariser": regulariser, "validation_accuracy": 100 * accuracy, "converged": converged}
+            rows.append(row)
             bar.update(len(rows), f"{regulariser:.1e}: {100 * accuracy:.1f} %")
     finally:
         bar.close()
     best = max(range(len(rows)), key=lambda i: (rows[i]["validation_accuracy"], -i))
     both = train.join(val)  # type: ignore[arg-type]
     labels = torch.cat([train_labels, val_labels])
-    del train, val, scores  # which may be gigabytes, where the caller kept none
-    way = [*path[:best:4], path[best]]  # weak ones are reached faster by way of stronger ones
-    *_, fit = logistic.fit(both, labels, classes, way, settings.solver)
-    return Chosen(fit, path[best], logistic.check(both, labels, classes, settings.solver), rows)
+    del train, val, scores  # may be gigabytes
+    warm_up = [*path[:best:4], path[best]]  # weak regularisers converge faster from stronger ones
+    *_, fitted = logistic.fit(both, labels, classes, warm_up, settings.solver)
+    solver = logistic.choose_solver(both, labels, classes, settings.solver)
+    return Chosen(fitted, path[best], solver, rows)
 
 
-def fitted(
+def fit(
     run: Run,
     train: ImageSet,
     val: ImageSet,
@@ -199,18 +192,31 @@ def fitted(
     settings: TransferSettings,
     network: str = "online",
     quiet: bool = True,
-) -> Chosen:
+) -> FittedProbe:
     """``choose`` on a run's features of train and val images."""
     assert train.labels is not None and val.labels is not None
-    return choose(
+    classes = len(train.classes)
+    chosen = choose(
         features(run, train.images, layer, temperature, network),
         train.labels,
         features(run, val.images, layer, temperature, network),
         val.labels,
-        len(train.classes),
+        classes,
         settings,
         quiet,
     )
+    classifier = Probes(chosen.fit.weight[None], chosen.fit.bias[None, None])
+    temperature = sem_temperature(run, layer, temperature, network)
+    details = {
+        "network": network,
+        "layer": layer,
+        "temperature": temperature,
+        **chosen.details(),
+        "validation_images": len(val),
+        "seeds": [settings.seed],
+        "changed": changed_settings(settings),
+    }
+    return FittedProbe(run, network, layer, temperature, classifier, classes, "logistic regression", details)
 
 
 def transfer(
@@ -222,57 +228,33 @@ def transfer(
     network: str = "online",
     quiet: bool = True,
 ) -> Result:
-    """Test accuracy of the chosen classifier: of images (top-1), and the mean of the classes' own."""
+    """Test accuracy of the chosen classifier: top-1, and the mean over classes."""
     start = time.monotonic()
     settings = settings or TransferSettings()
     settings.validate()
     sets.check()
     layer = default_layer(run, layer, temperature)
-    chosen = fitted(run, sets.train, sets.val, layer, temperature, settings, network, quiet)
-    test = features(run, sets.test.images, layer, temperature, network)
+    probe = fit(run, sets.train, sets.val, layer, temperature, settings, network, quiet)
     assert sets.test.labels is not None
-    guesses = (test.times(chosen.fit.weight) + chosen.fit.bias).argmax(1).cpu()
-    return make_result(
-        run,
-        "transfer, logistic regression",
-        sets.train,
-        sets.test,
-        network=network,
-        layer=layer,
-        temperature=shown_temperature(run, layer, temperature, network),
-        **accuracies(guesses, sets.test.labels),
-        **chosen.as_dict(),
-        seeds=[] if sets.val_is_own else [settings.seed],
-        validation_split="the set's own" if sets.val_is_own else "held out of the training images",
-        validation_images=len(sets.val),
-        skipped_files=sets.skipped,
-        train_images=len(sets.train) + len(sets.val),
-        changed=changed_settings(settings),
-        seconds=time.monotonic() - start,
-    )
-
-
-def shown_temperature(
-    run: Run, layer: str, temperature: float | None, network: str = "online"
-) -> float | None:
-    """The temperature a result states: of SEM only; codes are temperature 0."""
-    if layer == "codes":
-        return 0.0
-    if layer != "sem":
-        return None
-    bottleneck: Any = run.network(network).bottleneck
-    return float(bottleneck.temperature) if temperature is None else temperature
+    values = {
+        **probe.details,
+        **sets.details(),
+        **accuracies(probe.predict(sets.test.images)[0].cpu(), sets.test.labels),
+        "seeds": [] if sets.val_is_own else [settings.seed],
+        "seconds": time.monotonic() - start,
+    }
+    return make_result(run, "transfer, logistic regression", sets.train, sets.test, **values)
 
 
 def accuracies(guesses: Tensor, labels: Tensor, top5: int | None = None) -> dict[str, Any]:
-    """Top-1 accuracy with its standard error, and the mean of the accuracies of the classes, in percent.
+    """Top-1 accuracy with its standard error, and the mean accuracy over classes, in percent.
 
-    ``top5``: how many are right among five guesses, where that is known.
+    ``top5``: how many images are right among five guesses, if known.
     """
     right = (guesses == labels).double()
     counts = torch.bincount(labels)
-    each = torch.bincount(labels, weights=right)[counts > 0] / counts[counts > 0]
+    per_class = torch.bincount(labels, weights=right)[counts > 0] / counts[counts > 0]
     return {
         **percent(int(right.sum().item()), len(labels), top5),
-        "mean_class_accuracy": 100 * each.mean().item(),
+        "mean_class_accuracy": 100 * per_class.mean().item(),
     }

@@ -337,8 +337,9 @@ def test_linear_classifiers_learn_and_do_not_mind_the_mean():
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 3
     x = 2 * torch.eye(5)[labels] + torch.randn(300, 5, generator=generator)
-    found = weights.fit_weights(x, labels, 3, lambda h: {"near": h, "far": 10 * h + 50}, epochs=30)
-    right = weights.accuracies(found, x, labels, lambda h: {"near": h, "far": 10 * h + 50})
+    layers = {"near": lambda h: h, "far": lambda h: 10 * h + 50}
+    found = weights.fit_weights(x, labels, 3, layers, epochs=30)
+    right = weights.accuracies(found, x, labels, layers)
     assert right["near"] > 70 and right["far"] == pytest.approx(right["near"], abs=2)
     torch.testing.assert_close(found["far"].weight * 10, found["near"].weight, rtol=1e-2, atol=1e-2)
     # the three features that tell the classes apart carry the weight

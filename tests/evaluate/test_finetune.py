@@ -167,7 +167,7 @@ def test_mistakes_are_one_line_and_status_two(small_run, plain_run, colours, dra
     assert "layer 'codes' cannot be fine-tuned" in told("--layer", "codes")
     assert "lrs is (-1.0,)" in told("--lrs", -1)
     assert "steps is 0" in told("--steps", 0)
-    assert "BatchNorm needs at least 2" in told("--batch-size", 1)
+    assert "batch_size is 1; it must be at least 2" in told("--batch-size", 1)
     assert "crop_scale" in told("--crop-scale", 0.5, 0.1)
     assert "temperature is -1" in told("--temperature", -1)
     assert "temperature is 0.0; it must be above 0" in told("--temperature", 0)

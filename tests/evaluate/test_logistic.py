@@ -9,7 +9,15 @@ from sklearn.linear_model import LogisticRegression
 
 from simplicia.errors import UserError
 from simplicia.evaluate import logistic
-from simplicia.evaluate.logistic import Codes, Dense, Rotated, check, fit, solve, validated
+from simplicia.evaluate.logistic import (
+    Codes,
+    Dense,
+    Rotated,
+    choose_solver,
+    fit,
+    solve,
+    validation_accuracies,
+)
 
 CLASSES, VERTICES = 5, 4
 PATH = [1e5, 1e2, 1.0, 1e-2, 1e-4, 1e-6]
@@ -103,7 +111,7 @@ def test_codes_are_their_one_hot_matrix(n, simplices, seed):
     weight, errors = torch.randn(x.shape[1], 3, dtype=torch.float64), torch.randn(n, 2, dtype=torch.float64)
     torch.testing.assert_close(matrix.times(weight), x @ weight)
     torch.testing.assert_close(matrix.transposed_times(errors), x.T @ errors)
-    assert matrix.inner(matrix[torch.arange(1)]).equal(x @ x[:1].T)
+    assert matrix.inner(Codes(drawn[:1], VERTICES)).equal(x @ x[:1].T)
     assert matrix.squares().equal(x.square().sum(0))
     assert (matrix.sparse().toarray() == x.numpy()).all()
 
@@ -126,7 +134,7 @@ def test_a_turn_keeps_distances_and_finds_the_way_back(name):
     x = torch.as_tensor(matrix.sparse().toarray() if "codes" in name else matrix.sparse())
     x = x - x.mean(0)
     torch.testing.assert_close(turned.train.features @ turned.train.features.T, x @ x.T)
-    torch.testing.assert_close(turned.turn(matrix).features, turned.train.features, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(turned.rotate(matrix).features, turned.train.features, rtol=1e-6, atol=1e-8)
     found = next(solve(turned.train, labels, CLASSES, [1.0]))
     there = turned.train.times(found.weight) + found.bias
     back = turned.back(found)
@@ -139,7 +147,7 @@ def test_validation_scores_are_those_of_the_fits(solver):
     matrix, labels = codes(80, 30, share=0.25)
     held, held_labels = codes(60, 30, seed=5, share=0.25)
     path = [10.0, 0.1]
-    scores = list(validated(matrix, labels, CLASSES, path, held, held_labels, solver))
+    scores = list(validation_accuracies(matrix, labels, CLASSES, path, held, held_labels, solver))
     for (accuracy, converged), found in zip(scores, fit(matrix, labels, CLASSES, path, solver), strict=True):
         guesses = (held.times(found.weight) + found.bias).argmax(1)
         assert converged and accuracy == pytest.approx((guesses == held_labels).double().mean().item())
@@ -148,15 +156,15 @@ def test_validation_scores_are_those_of_the_fits(solver):
 def test_what_cannot_be_fitted_is_said():
     matrix, labels = dense(20, 4)
     with pytest.raises(UserError, match="did you mean 'rotate'"):
-        check(matrix, labels, CLASSES, "rotat")
+        choose_solver(matrix, labels, CLASSES, "rotat")
     with pytest.raises(UserError, match="1 of 6 classes have no sample"):
-        check(matrix, labels, 6)
+        choose_solver(matrix, labels, 6)
     matrix.features[3, 1] = torch.nan
     with pytest.raises(UserError, match="features of 1 of 20 samples are not finite"):
-        check(matrix, labels, CLASSES)
+        choose_solver(matrix, labels, CLASSES)
 
 
 def test_auto_turns_what_has_a_short_side():
-    assert check(*codes(60, 40), CLASSES) == "rotate"
-    assert check(*codes(9000, 2), CLASSES) == "direct"
-    assert check(*dense(9000, 4), CLASSES) == "rotate"
+    assert choose_solver(*codes(60, 40), CLASSES) == "rotate"
+    assert choose_solver(*codes(9000, 2), CLASSES) == "direct"
+    assert choose_solver(*dense(9000, 4), CLASSES) == "rotate"

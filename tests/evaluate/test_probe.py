@@ -13,12 +13,12 @@ import torch.nn.functional as F
 
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
-from simplicia.evaluate import ProbeSettings, knn, linear, probe
+from simplicia.evaluate import ProbeSettings, knn, probe, sgd
 from simplicia.evaluate import probe_inputs as inputs
-from simplicia.evaluate.features import KEPT, encoder_features
-from simplicia.evaluate.linear import Probes, Rates, correct, train
+from simplicia.evaluate.features import CACHED_SETS, encoder_features
 from simplicia.evaluate.probe import PRESETS, fit, preset
 from simplicia.evaluate.probe_inputs import Inputs
+from simplicia.evaluate.sgd import Probes, Rates, correct, train
 from simplicia.run import Run
 
 QUICK = ProbeSettings(lrs=(0.1, 1.0), l1=(0.0, 1e-3), temperatures=(0.0, 1.0), epochs=5, batch_size=64)
@@ -164,10 +164,10 @@ def test_the_temperature_matrix_is_each_probe_at_each_temperature(run, sets):
 
 
 def test_codes_are_dense_one_hot_vectors(run, sets, monkeypatch):
-    monkeypatch.setattr(linear, "SCATTERED", 40_000)  # several blocks
+    monkeypatch.setattr(sgd, "ONE_HOT_BYTES", 40_000)  # several blocks
     images, labels = sets[0].images, sets[0].labels
     sources = [Inputs(run, images, layer, (0.0,)) for layer in ("codes", "sem")]
-    assert sources[0].kept.dtype == torch.uint8 and sources[0].kept.shape == (400, 16)
+    assert sources[0].cache.dtype == torch.uint8 and sources[0].cache.shape == (400, 16)
     assert sources[0].width == sources[1].width
     grid = [[Rates(0.1), Rates(1.0, 1e-3)]]
     found = [
@@ -194,7 +194,7 @@ def test_products_of_16_bit_numbers_train_the_same_probes(run, sets, in_16_bits,
     dense = source.plain(everything)
     assert dense.dtype == torch.half and dense.shape[1:] == (400, 208)
     if layer == "codes":
-        assert source.kept.dtype == torch.uint8
+        assert source.cache.dtype == torch.uint8
         torch.testing.assert_close(dense[0].float(), run.encode(images, "sem", 0.0))
     grid = [[Rates(0.1), Rates(1.0, 1e-5), Rates(0.5, 0.0, 1e-3)]] * len(dense)
 
@@ -214,7 +214,7 @@ def test_products_of_16_bit_numbers_train_the_same_probes(run, sets, in_16_bits,
 @pytest.mark.parametrize("features", [80, 13 * 1024, 5003])
 def test_a_product_in_parts_is_the_product(features):
     x, weight = torch.randn(2, 5, features).half(), torch.randn(2, features, 7).half()
-    torch.testing.assert_close(linear._product(x, weight), x.float() @ weight.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(sgd._product(x, weight), x.float() @ weight.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_probes_leave_nothing_behind(run, sets):
@@ -242,7 +242,7 @@ def test_on_a_gpu_a_recorded_step_trains_the_same_probes(run, sets, monkeypatch,
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda g: graphs.append(g) or real(g))
     recorded = fit(here, sets[0], layer, settings).probes[0]
     assert len(set(map(id, graphs))) == 2 and len(graphs) > 20  # for choosing, and for the chosen
-    monkeypatch.setattr(linear, "COPIED", 0)
+    monkeypatch.setattr(sgd, "RECORDED_BYTES", 0)
     launched = fit(here, sets[0], layer, settings).probes[0]
     assert len(set(map(id, graphs))) == 2
     for a, b in zip(recorded, launched, strict=True):
@@ -287,7 +287,7 @@ def test_seeds_are_separate_trainings_and_their_mean(run, sets):
 def test_views_are_those_of_their_seed_and_epoch_kept_or_not(run, sets, monkeypatch):
     images = sets[0].images
     kept = Inputs(run, images, "encoder", (None,), augment=True)
-    monkeypatch.setattr(inputs, "VIEWS_KEPT_ELSEWHERE", 0)
+    monkeypatch.setitem(inputs.VIEWS_CACHE, "cpu", 0)
     anew = Inputs(run, images, "encoder", (None,), augment=True)
     some = torch.arange(0, 400, 7)
     torch.manual_seed(5)
@@ -298,7 +298,7 @@ def test_views_are_those_of_their_seed_and_epoch_kept_or_not(run, sets, monkeypa
     ]
     assert torch.equal(torch.rand(3), expected)  # nobody else's random numbers moved
     assert all(torch.equal(a, b) for a, b in zip(*views, strict=True))
-    assert len(kept.views.kept) == 3 and not anew.views.kept
+    assert len(kept.views.cache) == 3 and not anew.views.cache
     first, second, other_seed, again = views[0]
     assert torch.equal(first, again)
     assert not torch.equal(first, second) and not torch.equal(first, other_seed)
@@ -431,7 +431,7 @@ def test_a_run_remembers_the_features_of_few_sets(run, sets):
     other = Run(run.path, run.recipe, run.method, run.state)
     parts = sets[1].images.split(20)
     found = [encoder_features(other, part) for part in parts]
-    assert len(other.features) == KEPT < len(parts)
+    assert len(other.features) == CACHED_SETS < len(parts)
     assert encoder_features(other, parts[-1]) is found[-1]
     assert torch.equal(encoder_features(other, parts[0]), found[0])
 

@@ -164,8 +164,8 @@ def test_names_with_spaces_and_names_that_are_two_images(tmp_path):
 
 def test_epochs_are_of_the_images_trained_on():
     trial = Trial(0.1, None, None, epochs=30)
-    assert [trial.length(n, 8) for n in (5, 8, 31, 32)] == [30, 30, 90, 120]
-    assert Trial(0.1, 7, None).length(32, 8) == 7
+    assert [trial.total_steps(n, 8) for n in (5, 8, 31, 32)] == [30, 30, 90, 120]
+    assert Trial(0.1, 7, None).total_steps(32, 8) == 7
 
 
 def test_choosing_never_sees_the_test_set_nor_other_labels(run, sets):
@@ -188,7 +188,9 @@ def test_mistakes(run, sets, small_run, colours, tmp_path, fails):
     (tmp_path / "wrong.txt").write_text("n0144_1.JPEG")
     assert "names 'n0144_1.JPEG'; it takes names of training images" in told("--list", tmp_path / "wrong.txt")
     (tmp_path / "tested.txt").write_text("blue/blue_test_0.png")
-    assert "names 'blue/blue_test_0.png', which is tested on; it" in told("--list", tmp_path / "tested.txt")
+    assert "names 'blue/blue_test_0.png', which is a test image; it" in told(
+        "--list", tmp_path / "tested.txt"
+    )
     (tmp_path / "short.txt").write_text("\n".join(file.removeprefix("train/") for file in train.files[:7]))
     assert subset(train, 0.1, names=tmp_path / "short.txt").files == train.files[:7]
     (tmp_path / "empty.txt").write_text("")

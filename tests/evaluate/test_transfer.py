@@ -72,9 +72,8 @@ def test_choosing_never_sees_the_test_set(run, sets):
 def test_the_chosen_regulariser_is_the_best_and_of_equals_the_strongest():
     g = torch.Generator().manual_seed(0)
     labels = torch.arange(60) % 3
-    x = Dense(torch.randn(60, 20, generator=g) + 2 * torch.eye(3, 20)[labels])
-    first, second = torch.arange(30), torch.arange(30, 60)
-    chosen = choose(x[first], labels[first], x[second], labels[second], 3, FEW)
+    x = torch.randn(60, 20, generator=g) + 2 * torch.eye(3, 20)[labels]
+    chosen = choose(Dense(x[:30]), labels[:30], Dense(x[30:]), labels[30:], 3, FEW)
     best = max(row["validation_accuracy"] for row in chosen.path)
     strongest = next(row for row in chosen.path if row["validation_accuracy"] == best)
     assert chosen.regulariser == strongest["regulariser"]
@@ -108,10 +107,11 @@ def test_a_val_folder_is_the_validation_split(run, tmp_path, draw):
     assert set(held.val.files).isdisjoint(held.train.files)
     for part, name in (("own/val/red", "a"), ("own/train/red", "b"), ("held/train/red", "c")):
         (tmp_path / part / f"{name}.png").write_bytes(b"no image")
-    assert load_splits(run, str(tmp_path / "own")).skipped == 2
-    assert load_splits(run, str(tmp_path / "held")).skipped == 1  # though both parts of train know of it
+    assert load_splits(run, str(tmp_path / "own")).details()["skipped_files"] == 2
+    # counted once, though train and val are parts of one folder
+    assert load_splits(run, str(tmp_path / "held")).details()["skipped_files"] == 1
     (folder / "val/loose.png").write_bytes((folder / "val/red/red_val_0.png").read_bytes())
-    with pytest.raises(UserError, match=r"loose\.png' lies beside the folders of classes"):
+    with pytest.raises(UserError, match=r"loose\.png' is outside of the class folders"):
         load_splits(run, str(folder))
 
 
@@ -136,8 +136,9 @@ def test_mistakes_are_one_line_and_status_two(
     assert "train/<class>/*" in told("--data", "flowers102", "--data-dir", tmp_path)
     assert "solver" in told("--data", colours, "--solver", "magic")
     assert "regularisers is 0" in told("--data", colours, "--regularisers", 0)
-    assert "positive, in order" in told("--data", colours, "--weakest", -1)
-    assert "share between 0 and 1" in told("--data", colours, "--validation", 2)
+    assert "weakest is -1.0; it must be above 0" in told("--data", colours, "--weakest", -1)
+    assert "above 0 and below 1" in told("--data", colours, "--validation", 2)
+    assert "give them in order" in told("--data", colours, "--weakest", 2, "--strongest", 1)
 
     lonely = draw(tmp_path / "lonely", {"train": 1, "test": 2})
     assert "lonely has one image of each class" in told("--data", lonely)

@@ -13,7 +13,7 @@ from simplicia import devices
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate.probe import preset, probe
-from simplicia.evaluate.probe_inputs import VIEWS_KEPT, VIEWS_KEPT_ELSEWHERE
+from simplicia.evaluate.probe_inputs import VIEWS_CACHE
 from simplicia.provenance import commit, versions
 from simplicia.run import Run
 from simplicia.settings import with_changes
@@ -74,7 +74,7 @@ def bench_probe(
     choosing, retraining = statistics.median(each[1:epochs]), statistics.median(each[epochs + 1 :])
     width = 2 if on_gpu else 4
     views = (whole.epochs - epochs) * images * run.method.online.encoder.out_features * width  # type: ignore[operator]
-    kept = min(views, VIEWS_KEPT.get(where.type, VIEWS_KEPT_ELSEWHERE)) if whole.augment else 0
+    kept = min(views, VIEWS_CACHE.get(where.type, VIEWS_CACHE["cpu"])) if whole.augment else 0
     peak = torch.cuda.max_memory_allocated(where) if on_gpu else None
     return {
         "preset": settings,

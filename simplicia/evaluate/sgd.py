@@ -1,7 +1,8 @@
-"""Linear classifiers by the dozen: SGD on many at once, which share their inputs and one matrix product."""
+"""Train many linear classifiers at once by SGD; they share their inputs and one matrix product."""
 
 import functools
 import importlib.util
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from simplicia.devices import allow_variants
 
-NOTHING = 1e-15  # smaller than this is zero: denormal numbers make a CPU ten times slower
-DECAYS = 0.6, 0.8  # shares of the epochs after which the rate is a tenth
-SCATTERED = 2**26  # bytes of codes that are one-hot at a time
-SCALE = 256  # of errors in 16 bits, which hold best what is near 1; they are at most 1 / batch
-COPIED = 2**24  # bytes of inputs up to which a step is recorded: it reads them from where they are copied to
+SMALLEST = 1e-15  # smaller numbers count as 0: denormal ones make a CPU ten times slower
+DECAYS = 0.6, 0.8  # shares of the epochs after which the rate falls to a tenth
+ONE_HOT_BYTES = 2**26  # of codes that are one-hot at a time
+SCALE = 256  # errors are at most 1 / batch; 16 bits are most precise near 1
+RECORDED_BYTES = 2**24  # steps on inputs up to this size are recorded, which copies the inputs
 
 
 class Rates(NamedTuple):
@@ -28,7 +29,7 @@ class Rates(NamedTuple):
 
 
 class Probes(NamedTuple):
-    """Linear classifiers side by side: for each temperature ``probes`` of them, class after class."""
+    """Linear classifiers side by side: several probes per temperature, each with a column per class."""
 
     weight: Tensor  # (temperatures, features, probes * classes)
     bias: Tensor  # (temperatures, 1, probes * classes)
@@ -49,43 +50,49 @@ class Probes(NamedTuple):
 
 @torch.no_grad()
 def train(
-    inputs: Callable[[int, Tensor], Tensor],  # epoch and indices to x
+    inputs: Callable[[int, Tensor], Tensor],  # (epoch, indices) -> x
     features: int,
-    indices: Tensor,  # of the images to train on
+    indices: Tensor,  # of the training images
     labels: Tensor,  # of all images
     classes: int,
-    grids: Sequence[Sequence[Rates]],  # per temperature, as many for each
+    grids: Sequence[Sequence[Rates]],  # one per temperature, of equal lengths
     *,
     epochs: int,
     batch_size: int = 256,
     momentum: float = 0.9,
     nesterov: bool = False,
+    cosine: bool = False,  # decay the rate by a cosine to 0 instead of x0.1 at 60 % and 80 %
     seed: int = 0,
     after_epoch: Callable[[], None] = lambda: None,
 ) -> Probes:
-    """All probes of a grid at once, from zero, by SGD on the cross-entropy, rate x0.1 at 60 % and 80 %.
+    """Train all probes of a grid from zero on the cross-entropy.
 
-    Each is what it would be if trained alone on the same batches. No step waits for the device, but for the
-    one that is recorded.
+    Each one equals a probe trained alone on the same batches. No step waits for the device, except the one
+    that is recorded.
     """
     generator = torch.Generator().manual_seed(seed)
     step = _Step(grids, features, classes, labels.device, momentum, nesterov)
+    total = epochs * math.ceil(len(indices) / batch_size)
+    done = 0
     with fast_products(labels.device):
         for epoch in range(epochs):
             step.decay(0.1 ** sum(epoch >= share * epochs for share in DECAYS))
             order = indices[torch.randperm(len(indices), generator=generator).to(labels.device)]
-            for part in order.split(batch_size):
-                step(inputs(epoch, part), labels[part])
+            for batch in order.split(batch_size):
+                if cosine:
+                    step.decay((1 + math.cos(math.pi * done / total)) / 2)
+                step(inputs(epoch, batch), labels[batch])
+                done += 1
             after_epoch()
     return step.probes
 
 
 class _Step:
-    """SGD on a grid of probes, by one batch at a time.
+    """One SGD step of a grid of probes.
 
-    Inputs in 16 bits have both products taken in 16 bits, whose mantissa of 10 is TF32's, and summed in 32;
-    the weights' gradient is written in 16, and what is learned stays in 32. On a GPU a step on few features,
-    which would take longer to launch than to compute, is recorded once and replayed.
+    Products of 16-bit inputs are taken in 16 bits, whose 10-bit mantissa is that of TF32, and summed in 32;
+    the gradient of the weights is written in 16 bits, and the weights stay in 32. On a GPU a step on few
+    features takes longer to launch than to compute, so it is recorded once and replayed.
     """
 
     def __init__(
@@ -120,7 +127,7 @@ class _Step:
             self.first = False
             if x.dtype == torch.half:
                 self.half = self.probes.weight.half()
-            if x.is_cuda and x.nbytes <= COPIED:
+            if x.is_cuda and x.nbytes <= RECORDED_BYTES:
                 self.record = _Record(x, labels)
         if self.record is not None and self.record.takes(x, labels):
             self.record.run(self._take, x, labels)
@@ -139,20 +146,20 @@ class _Step:
 
 
 class _Record:
-    """A function of tensors on a GPU, recorded at its fourth call and from then on replayed as one graph."""
+    """A function of GPU tensors that is recorded at its fourth call and then replayed as one graph."""
 
     def __init__(self, *inputs: Tensor):
-        self.inputs = tuple(map(torch.empty_like, inputs))  # from where the graph reads
+        self.inputs = tuple(map(torch.empty_like, inputs))  # the graph reads from here
         self.graph: torch.cuda.CUDAGraph | None = None
         self.calls = 0
 
     def takes(self, *inputs: Tensor) -> bool:
-        """Whether inputs have the shapes that are recorded; the last batch of an epoch may not."""
+        """Whether inputs have the recorded shapes; the last batch of an epoch may not."""
         return all(mine.shape == x.shape for mine, x in zip(self.inputs, inputs, strict=True))
 
     def run(self, function: Callable[..., None], *inputs: Tensor) -> None:
         self.calls += 1
-        if self.calls <= 3:  # until all is compiled and warm
+        if self.calls <= 3:  # until everything is compiled and warm
             function(*inputs)
             return
         for mine, x in zip(self.inputs, inputs, strict=True):
@@ -169,7 +176,7 @@ class _Record:
 def correct(
     probes: Probes, batches: Iterable[Tensor], labels: Tensor, classes: int, top: int = 5
 ) -> tuple[Tensor, Tensor]:
-    """How many images each probe gets right, (temperatures, probes): first, and among its ``top`` guesses."""
+    """Count the images each probe gets right, (temperatures, probes): top-1 and top-``top``."""
     count = probes.weight.shape[-1] // classes
     first = torch.zeros(len(probes.weight), count, dtype=torch.long, device=labels.device)
     among = torch.zeros_like(first)
@@ -187,18 +194,18 @@ def correct(
 
 
 def rows(codes: Tensor, vertices: int) -> Tensor:
-    """Codes (..., simplices) as the rows of a probe's weights that they name."""
+    """Turn codes (..., simplices) into the rows of a probe's weights that they select."""
     return codes.long() + vertices * torch.arange(codes.shape[-1], device=codes.device)
 
 
 def tiny_to_zero(x: Tensor) -> Tensor:
-    """On a CPU, numbers too small to matter as zero."""
-    return F.hardshrink(x, NOTHING) if x.device.type == "cpu" else x
+    """Flush numbers too small to matter to zero, on a CPU."""
+    return F.hardshrink(x, SMALLEST) if x.device.type == "cpu" else x
 
 
 @functools.cache
 def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """On a GPU the function as one kernel, elsewhere as it is."""
+    """Compile a function into one kernel on a GPU; elsewhere return it unchanged."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return function
     allow_variants()
@@ -207,7 +214,7 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
 
 @contextmanager
 def fast_products(device: torch.device) -> Iterator[None]:
-    """On a GPU, matrix products of 32-bit numbers in TF32: 10 bits of mantissa, summed in 32 bits."""
+    """Take 32-bit matrix products in TF32 on a GPU: 10 bits of mantissa, summed in 32 bits."""
     if device.type != "cuda":
         yield
         return
@@ -220,21 +227,21 @@ def fast_products(device: torch.device) -> Iterator[None]:
 
 
 def _error(scores: Tensor, labels: Tensor, classes: int, scale: int) -> Tensor:
-    """``scale`` times the gradient of the mean cross-entropy in the scores, for each probe its own."""
+    """``scale`` times the gradient of each probe's mean cross-entropy with respect to its scores."""
     share = torch.softmax(scores.unflatten(-1, (-1, classes)), -1)
     share = share - F.one_hot(labels, classes)[:, None]
     return tiny_to_zero(share.flatten(-2) * (scale / len(labels)))
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    """x (T, batch, features) with weight (T, features, columns), both in 16 bits; the result in 32.
+    """x (T, batch, features) @ weight (T, features, columns), both in 16 bits; the result in 32.
 
-    In parts of the features that are added up: one product over many of them, with few results, would leave
-    most of a GPU idle.
+    Splits the features into parts and adds these up: one product over many features with few results would
+    leave most of a GPU idle.
     """
     features, columns = weight.shape[1:]
     most = min(16, features // 1024, 8192 // columns)
-    fitting = (n for n in range(most, 1, -1) if features % (8 * n) == 0)  # 16 bytes are read at once
+    fitting = (n for n in range(most, 1, -1) if features % (8 * n) == 0)  # loads are 16 bytes wide
     parts = next(fitting, 1)
     return torch.stack(
         [
@@ -252,15 +259,15 @@ def _wide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _gradient(x: Tensor, error: Tensor, weight: Tensor) -> Tensor:
-    """The gradient in the weights: x' error, or for codes the errors added up in the rows they name."""
+    """The gradient of the weights: x' error; for codes, the sum of the errors of each row's images."""
     if x.is_floating_point():
         return x.mT @ error.to(x.dtype)
     batch, simplices = x.shape
     vertices = weight.shape[1] // simplices
-    block = max(1, SCATTERED // (4 * batch * vertices))  # simplices
+    block = max(1, ONE_HOT_BYTES // (4 * batch * vertices))  # simplices
     parts = []
     for start, rows in zip(range(0, simplices, block), x.split(block, 1), strict=True):
-        # a product with a few simplices' one-hots adds up faster than an addition for each code
+        # a product with the one-hot codes of some simplices is faster than one addition per code
         dense = torch.zeros(batch, rows.shape[1] * vertices, device=x.device)
         parts.append(dense.scatter_(1, rows - start * vertices, 1.0).T @ error[0])
     return torch.cat(parts)[None]
@@ -269,16 +276,16 @@ def _gradient(x: Tensor, error: Tensor, weight: Tensor) -> Tensor:
 def _update(
     weight: Tensor,
     velocity: Tensor,
-    gradient: Tensor,  # times ``scale``; is overwritten
+    gradient: Tensor,  # times ``scale``; overwritten
     rate: Tensor,
     l1: Tensor | None,
     l2: Tensor | None,
     scale: int,
     momentum: float,
     nesterov: bool,
-    half: Tensor | None = None,  # a copy of the weight to be written too
+    half: Tensor | None = None,  # receives a copy of the weight
 ) -> None:
-    """SGD as torch.optim has it, with a rate and penalties for each column."""
+    """SGD as in torch.optim, with a rate and penalties for each column."""
     if scale != 1:
         gradient = gradient.float() / scale
     if l1 is not None:
