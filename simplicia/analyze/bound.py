@@ -63,7 +63,7 @@ def expressivity_supremum(vertices: int, temperature: Number, margin: Number) ->
     """
     (v, tau, gap), scalar = _checked(vertices, temperature, margin)
     if v.dim() or v != v.round():
-        raise UserError(f"vertices is {vertices}; the supremum takes one whole number")
+        raise UserError(f"vertices is {vertices}; the supremum takes one integer")
     n = int(v) - 1
     a, b, difference = (x[..., None] for x in _odds(tau, gap))
     best = torch.zeros(torch.broadcast_shapes(tau.shape, gap.shape), dtype=torch.float64, device=tau.device)
@@ -143,16 +143,16 @@ def _odds(temperature: Tensor, margin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _checked(vertices: Number, temperature: Number, margin: Number) -> tuple[tuple[Tensor, ...], bool]:
     """All three in 64 bits on one device, and whether all were plain numbers."""
-    given = {"vertices": vertices, "temperature": temperature, "margin": margin}
-    devices = [x.device for x in given.values() if isinstance(x, Tensor)]
+    arguments = {"vertices": vertices, "temperature": temperature, "margin": margin}
+    devices = [x.device for x in arguments.values() if isinstance(x, Tensor)]
     tensors = {
         k: torch.as_tensor(x, dtype=torch.float64, device=devices[0] if devices else None)
-        for k, x in given.items()
+        for k, x in arguments.items()
     }
     ranges = {"vertices": (2.0, math.inf), "temperature": (0.0, math.inf), "margin": (0.0, 2.0)}
     for name, (least, most) in ranges.items():
         x = tensors[name]
         if not ((x >= least) & (x <= most)).all():
             wanted = f"from 0 to {most:g}" if math.isfinite(most) else f"{least:g} or more"
-            raise UserError(f"{name} is {given[name]}; it must be {wanted}")
-    return tuple(tensors.values()), not any(torch.as_tensor(x).dim() for x in given.values())
+            raise UserError(f"{name} is {arguments[name]}; it must be {wanted}")
+    return tuple(tensors.values()), not any(torch.as_tensor(x).dim() for x in arguments.values())

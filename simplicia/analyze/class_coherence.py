@@ -121,14 +121,14 @@ def components(graph: "networkx.Graph") -> list[dict[str, list[int]]]:
     """The connected components with several classes, largest first: their ``classes`` and ``features``."""
     import networkx
 
-    found = []
+    parts = []
     for nodes in networkx.connected_components(graph):
-        parts: tuple[list[int], list[int]] = [], []
+        indices: tuple[list[int], list[int]] = [], []
         for node in nodes:
-            parts[graph.nodes[node]["bipartite"]].append(graph.nodes[node]["index"])
-        if len(parts[0]) > 1:
-            found.append({"classes": sorted(parts[0]), "features": sorted(parts[1])})
-    return sorted(found, key=lambda part: (-len(part["classes"]), part["classes"]))
+            indices[graph.nodes[node]["bipartite"]].append(graph.nodes[node]["index"])
+        if len(indices[0]) > 1:
+            parts.append({"classes": sorted(indices[0]), "features": sorted(indices[1])})
+    return sorted(parts, key=lambda part: (-len(part["classes"]), part["classes"]))
 
 
 def write_graphml(graph: "networkx.Graph", path: Any) -> None:

@@ -1,6 +1,6 @@
-"""What a model costs: parameters, activations and FLOPs of the online network, and memory.
+"""Cost of a model: parameters, activations and FLOPs of the online network, and memory.
 
-Counted on the meta device, so that no size needs memory or time.
+Counted on the meta device, which needs neither memory nor time.
 """
 
 import copy
@@ -39,7 +39,7 @@ PAPER = {  # encoder, model: parameters, activations, FLOPs, GiB
 
 @dataclass(frozen=True)
 class Part:
-    """One module's share: trained parameters, and per sample activations and FLOPs."""
+    """Trained parameters of a module, and its activations and FLOPs per sample."""
 
     parameters: int
     activations: int  # output elements of convolutions and linear layers
@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the online network costs, part by part and in all."""
+    """Cost of the online network, in total and of each part."""
 
     parts: dict[str, Part]
     target_parameters: int  # of the target network, which is not trained
@@ -66,11 +66,11 @@ class Cost:
         return sum(part.flops for part in self.parts.values())
 
     def memory(self, batch_size: int, precision: str = "bf16") -> int:
-        """The peak of training in bytes, as an estimate.
+        """Estimated peak of training memory, bytes.
 
         12 bytes for each trained parameter (weight, momentum and gradient; in bf16 a 16-bit copy and a 16-bit
         gradient take the place of a 32-bit one), 4 for each of the target (and 2 for its copy), and for both
-        views of each sample two tensors per activation: what a layer gave, and what came of it.
+        views of each sample two tensors per activation: a layer's output, before and after its norm.
         """
         half = precision == "bf16"
         weights = 12 * self.parameters + (6 if half else 4) * self.target_parameters
@@ -78,7 +78,7 @@ class Cost:
 
 
 def cost(method: Method, image_size: int) -> Cost:
-    """What a method's online network costs for one sample: encoder, bottleneck, projector, and its heads."""
+    """Cost of a method's online network for one sample: encoder, bottleneck, projector and heads."""
     trained = [
         (name, child)
         for name, child in method.named_children()
@@ -94,13 +94,13 @@ def cost(method: Method, image_size: int) -> Cost:
 
 
 def cost_of(recipe: Recipe) -> Cost:
-    """The cost of a recipe's model, which is never built in memory."""
-    left = [name for name in ("image_size", "encoder", "stem") if getattr(recipe, name) in (0, "auto")]
+    """Cost of a recipe's model, which is built on the meta device."""
+    unset = [name for name in ("image_size", "encoder", "stem") if getattr(recipe, name) in (0, "auto")]
     if recipe.bottleneck != "none" and recipe.sem.simplices == 0:
-        left.append("sem.simplices")
-    if left:
-        given = " ".join(f"--{name.replace('_', '-')} …" for name in left)
-        raise UserError(f"recipe {recipe.name!r} chooses {', '.join(left)} from the images; give {given}")
+        unset.append("sem.simplices")
+    if unset:
+        options = " ".join(f"--{name.replace('_', '-')} …" for name in unset)
+        raise UserError(f"recipe {recipe.name!r} chooses {', '.join(unset)} from the images; give {options}")
     recipe = recipe.checked()
     with torch.device("meta"):
         return cost(recipe.build(), recipe.actual_view_size)
@@ -112,15 +112,15 @@ def paper_table() -> list[dict[str, Any]]:
     for (encoder, model), (parameters, activations, flops, gib) in PAPER.items():
         changes = {"encoder": encoder, "stem_padding": 2, **PAPER_MODELS[model]}
         recipe = with_changes(recipes.get("cifar100-byol"), changes)
-        found = cost_of(recipe)
-        ours = {"parameters": found.parameters, "activations": found.activations, "flops": found.flops}
+        total = cost_of(recipe)
+        ours = {"parameters": total.parameters, "activations": total.activations, "flops": total.flops}
         theirs = {"parameters": parameters, "activations": activations, "flops": flops}
         rows.append(
             {
                 "encoder": encoder,
                 "model": model,
                 **ours,
-                "estimated_gib": found.memory(recipe.actual_micro_batch_size) / 2**30,
+                "estimated_gib": total.memory(recipe.actual_micro_batch_size) / 2**30,
                 "paper": {**theirs, "gib": gib},
                 "deviation_percent": {name: 100 * (ours[name] / theirs[name] - 1) for name in ours},
             }
@@ -149,7 +149,7 @@ def measured_peak(recipe: Recipe, device: str = "auto") -> float:
 
 
 def _count(module: nn.Module, x: Tensor) -> tuple[Tensor, Part]:
-    """A module's output and cost, from a copy of it without memory."""
+    """A module's output and cost, from a copy on the meta device."""
     tensors = [*module.parameters(), *module.buffers()]
     shapes: dict[int, Any] = {id(t): t.detach().to("meta") for t in tensors}
     ghost = copy.deepcopy(module, shapes).eval()

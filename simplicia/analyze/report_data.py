@@ -96,7 +96,7 @@ class DataFacts(Part):
 @dataclass
 class LogWarning(Part):
     step: int
-    words: str
+    words: str  # its text
 
 
 @dataclass

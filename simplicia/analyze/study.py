@@ -72,7 +72,7 @@ def analyze(
         elif before is not None:  # deleted files cannot have changed
             asked.files = before.files
     if again or analysis is None or before != asked:
-        analysis = Study(run, folder, data, data_dir, images, fit_images, temperature, quiet).measure()
+        analysis = Study(run, folder, asked, data_dir, quiet).measure()
     # cheap to read, and results may have been added since
     analysis = dataclasses.replace(analysis, asked=asked, **run_facts.read(run))
     analysis.write(folder / "analysis.json")
@@ -89,17 +89,7 @@ def folder_of(run: Run, data: str | None) -> Path:
 class Study:
     """The images that are looked at, and each analysis of their features."""
 
-    def __init__(
-        self,
-        run: Run,
-        folder: Path,
-        data: str | None,
-        data_dir: str | None,
-        images: int,
-        fit_images: int,
-        temperature: float | None,
-        quiet: bool,
-    ):
+    def __init__(self, run: Run, folder: Path, asked: report_data.Request, data_dir: str | None, quiet: bool):
         self.run, self.folder = run, folder
         self.net = run.network()
         self.sem = "sem" in run.layers()
@@ -108,19 +98,19 @@ class Study:
             self.simplices, self.vertices = bottleneck.simplices, bottleneck.vertices
             # `embed` trains without the softmax, so it has no temperature of its own
             self.own = float(bottleneck.temperature) if run.recipe.bottleneck == "sem" else None
-            self.temperature = next(t for t in (temperature, self.own, 1.0) if t is not None)
-        self.train, self.set, self.split = _image_sets(run, data, data_dir)
+            self.temperature = next(t for t in (asked.temperature, self.own, 1.0) if t is not None)
+        self.train, self.set, self.split = _image_sets(run, asked.data, data_dir)
         self.notes: list[str] = []
         skipped = len(self.set.skipped) + (0 if self.train is None else len(self.train.skipped))
         if skipped:
             self.notes.append(f"{skipped} files could not be read and were skipped")
         if self.train is None:
             self.notes.append(f"{self.set.name} has no labels: analyses that need classes are left out")
-        self.indices = _sample(len(self.set), images)  # in the split
+        self.indices = _sample(len(self.set), asked.images)  # in the split
         self.images = self.set.images[self.indices]
         self.labels = None if self.set.labels is None else self.set.labels[self.indices].to(run.device)
         self.superclass = None if self.set.superclass is None else self.set.superclass.to(run.device)
-        self.fit = _sample(0 if self.train is None else len(self.train), fit_images)
+        self.fit = _sample(0 if self.train is None else len(self.train), asked.fit_images)
         self.shown: set[int] = set()  # images that need a thumbnail, as positions in the sample
         self.seconds: dict[str, float] = {}
         stages = 4 + 2 * self.sem + (self.train is not None)
@@ -377,9 +367,8 @@ class Study:
         return report_data.Thumbnails(tile, sheets, images)
 
 
-def _image_sets(run: Run, data: str | None, data_dir: str | None) -> tuple[ImageSet | None, ImageSet, str]:
+def _image_sets(run: Run, name: str, data_dir: str | None) -> tuple[ImageSet | None, ImageSet, str]:
     """The labelled training images, if there are any, the images to look at, and their split."""
-    name = data or run.recipe.data
     size = datasets.decoded_size(name, run.recipe.actual_decode_size)
     root = data_dir or run.recipe.data_dir
     train = datasets.load(name, "train", root, size=size)

@@ -3,8 +3,9 @@
 A chart without series says that no run has such numbers; it is left out.
 """
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +62,45 @@ def write_figures(analyses: Sequence[Analysis], folder: str | Path) -> list[Path
     return written
 
 
+def _collect(runs: Runs, curves_of: Callable[[Analysis], Iterator[tuple[str, Series]]]) -> list[Series]:
+    """The curves of every run, each with its layer, named and coloured.
+
+    One run has a colour per curve; several have a colour per run and a dash per layer.
+    """
+    collected = []
+    for i, (run, analysis) in enumerate(runs):
+        for j, (layer, series) in enumerate(curves_of(analysis)):
+            name, colour, dash = series.name, j, 0
+            if len(runs) > 1:
+                name, colour = join(runs, run, name) if name else run, i
+                dash = LAYERS.index(layer) if layer in LAYERS else j
+            collected.append(dataclasses.replace(series, name=name or run, colour=colour, dash=dash))
+    return collected
+
+
 def training(runs: Runs) -> list[Chart]:
     """Columns of the log over steps; the online accuracies last."""
     charts = []
     for key, (title, label) in TRAINING.items():
-        series = []
-        for i, (name, analysis) in enumerate(runs):
+
+        def column(analysis: Analysis, key: str = key) -> Iterator[tuple[str, Series]]:
             log = analysis.log.train
             if any(value is not None for value in log.get(key, ())):
-                series.append(Series(name, _steps(log), log[key], i))
-        chart = Chart(title, Axis("step"), Axis(label), series, f"training-{key}")
+                yield "encoder", Series("", _steps(log), log[key])
+
+        chart = Chart(title, Axis("step"), Axis(label), _collect(runs, column), f"training-{key}")
         if key == "entropy":
             tops = {a.entropy.ln_vertices: f"ln {a.entropy.vertices}" for _, a in runs if a.entropy}
             chart.y_lines = list(tops.items())
         charts.append(chart)
-    series = []
-    for i, (run, analysis) in enumerate(runs):
-        for j, (name, steps, values) in enumerate(online_curves(analysis)):
-            colour, dash = _look(runs, i, j, name)
-            series.append(Series(join(runs, run, name), steps, values, colour, dash, markers=True))
+
+    def online(analysis: Analysis) -> Iterator[tuple[str, Series]]:
+        for name, steps, values in online_curves(analysis):
+            yield name, Series(name, steps, values, markers=True)
+
     caption = "Online: the classifiers learn during pre-training. They are not the offline probes below."
     up = Axis("online test accuracy, %")
-    return [*charts, Chart("Online accuracy", Axis("step"), up, series, "online", caption)]
+    return [*charts, Chart("Online accuracy", Axis("step"), up, _collect(runs, online), "online", caption)]
 
 
 def online_curves(analysis: Analysis) -> list[tuple[str, list[float], list[float | None]]]:
@@ -97,16 +115,16 @@ def online_curves(analysis: Analysis) -> list[tuple[str, list[float], list[float
 
 def temperature(runs: Runs) -> Chart:
     """Accuracy of offline probes at each temperature."""
-    series = []
-    for i, (run, analysis) in enumerate(runs):
-        for j, (file, rows) in enumerate(per_temperature(analysis).items()):
-            colour, dash = _look(runs, i, j)
+
+    def probes(analysis: Analysis) -> Iterator[tuple[str, Series]]:
+        for file, rows in per_temperature(analysis).items():
             taus, accuracies, errors = zip(*rows, strict=True)
-            name = join(runs, run, file)
-            series.append(Series(name, taus, accuracies, colour, dash, error=errors, markers=True))
+            yield "", Series(file, taus, accuracies, error=errors, markers=True)
+
     caption = "Bars are one standard error. Temperature 0 is the codes: one-hot simplices."
     across, up = Axis("temperature of the simplices", log=True), Axis("offline test accuracy, %")
-    return Chart("Offline probe at each temperature", across, up, series, "temperature", caption)
+    title = "Offline probe at each temperature"
+    return Chart(title, across, up, _collect(runs, probes), "temperature", caption)
 
 
 def per_temperature(analysis: Analysis) -> dict[str, list[tuple[float, float, float]]]:
@@ -121,71 +139,69 @@ def per_temperature(analysis: Analysis) -> dict[str, list[tuple[float, float, fl
 
 
 def entropy(runs: Runs) -> Chart:
-    series, lines = [], {0.0: "0"}
-    for i, (run, analysis) in enumerate(runs):
+    """Histograms at each temperature; of several runs each at its own."""
+    alone = len(runs) == 1
+
+    def histograms(analysis: Analysis) -> Iterator[tuple[str, Series]]:
         if analysis.entropy is None:
-            continue
-        lines[analysis.entropy.ln2] = "ln 2"
-        lines[analysis.entropy.ln_vertices] = f"ln {analysis.entropy.vertices}"
-        curves = [curve for curve in analysis.entropy.curves if curve.own or len(runs) == 1]
-        for j, curve in enumerate(curves):
-            own = ", the run's own" if curve.own and len(runs) == 1 else ""
-            name = join(runs, run, f"temperature {curve.temperature:g}{own}")
-            shares = [count / curve.count if count else None for count in curve.counts]
-            look = _look(runs, i, j)
-            series.append(Series(name, analysis.entropy.edges, shares, *look, kind="histogram"))
+            return
+        for curve in analysis.entropy.curves:
+            if alone or curve.own:
+                name = f"temperature {curve.temperature:g}" + (
+                    ", the run's own" if alone and curve.own else ""
+                )
+                shares = [count / curve.count if count else None for count in curve.counts]
+                yield "", Series(name, analysis.entropy.edges, shares, kind="histogram")
+
+    lines = {0.0: "0"}
+    for e in (analysis.entropy for _, analysis in runs if analysis.entropy):
+        lines |= {e.ln2: "ln 2", e.ln_vertices: f"ln {e.vertices}"}
     caption = "0: one-hot; ln 2: uniform over two vertices; ln V: uniform over all V."
-    if len(runs) > 1:
-        caption += " Each run at its own temperature."
+    caption += "" if alone else " Each run at its own temperature."
     across, up = Axis("entropy of a simplex, nats"), Axis("share of simplices", log=True)
-    lines_at = list(lines.items())
-    return Chart("Entropy of simplices", across, up, series, "entropy", caption, x_lines=lines_at)
+    series, x_lines = _collect(runs, histograms), list(lines.items())
+    return Chart("Entropy of simplices", across, up, series, "entropy", caption, x_lines=x_lines)
 
 
 def coherence(runs: Runs) -> Chart:
-    series = []
-    for i, (run, analysis) in enumerate(runs):
-        curves = analysis.coherence.curves if analysis.coherence else []
-        for j, curve in enumerate(curves):
+    def curves(analysis: Analysis) -> Iterator[tuple[str, Series]]:
+        for curve in analysis.coherence.curves if analysis.coherence else []:
             if curve.coherence is not None:
-                ks, look = list(range(1, len(curve.coherence) + 1)), _look(runs, i, j, curve.layer)
-                series.append(Series(join(runs, run, curve.label), ks, curve.coherence, *look))
-    caption = (
-        "The share of a class's neighbours in the graph that are of its superclass, averaged over classes."
-    )
+                ks = range(1, len(curve.coherence) + 1)
+                yield curve.layer, Series(curve.label, ks, curve.coherence)
+
+    caption = "The share of a class's neighbours that are of its superclass, averaged over classes."
     across, up = Axis("K, the largest weights of each class"), Axis("coherence", limits=(0.0, 1.0))
-    return Chart("Coherence", across, up, series, "coherence", caption)
+    return Chart("Coherence", across, up, _collect(runs, curves), "coherence", caption)
 
 
 def spectrum(runs: Runs) -> Chart:
-    series = []
-    for i, (run, analysis) in enumerate(runs):
-        for j, layer in enumerate(analysis.spectrum.layers):
+    def layers(analysis: Analysis) -> Iterator[tuple[str, Series]]:
+        for layer in analysis.spectrum.layers:
             values = [value if value and value > 0 else None for value in layer.values]
-            index, look = [at + 1 for at in layer.index], _look(runs, i, j, layer.layer)
-            series.append(Series(join(runs, run, layer.layer), index, values, *look))
+            yield layer.layer, Series(layer.layer, [at + 1 for at in layer.index], values)
+
     across, up = Axis("index, high to low", log=True), Axis("singular value", log=True)
-    caption = "A curve that falls early uses few directions."
+    caption, series = "A curve that falls early uses few directions.", _collect(runs, layers)
     return Chart("Singular values of the covariance", across, up, series, "spectrum", caption)
 
 
 def retrieval(runs: Runs) -> list[Chart]:
     charts = []
     for by, label in (("by_class", "class"), ("by_superclass", "superclass")):
-        series: list[Series] = []
-        lines: dict[float, str] = {}
-        for i, (run, analysis) in enumerate(runs):
-            for j, layer in enumerate(analysis.retrieval.layers if analysis.retrieval else []):
-                assert analysis.retrieval is not None
+
+        def layers(analysis: Analysis, by: str = by) -> Iterator[tuple[str, Series]]:
+            if analysis.retrieval is None:
+                return
+            for layer in analysis.retrieval.layers:
                 if layer[by] is not None:
-                    name, (colour, dash) = join(runs, run, layer.layer), _look(runs, i, j, layer.layer)
-                    ks = analysis.retrieval.k
-                    series.append(Series(name, ks, layer[by], colour, dash, markers=True))
-                    chance = (analysis.retrieval.chance or {}).get(by)
-                    lines |= {} if chance is None else {chance: "chance"}
+                    yield layer.layer, Series(layer.layer, analysis.retrieval.k, layer[by], markers=True)
+
+        chances = [(a.retrieval.chance or {}).get(by) for _, a in runs if a.retrieval]
+        lines = [(chance, "chance") for chance in dict.fromkeys(chances) if chance is not None]
         across, up = Axis("k nearest images", log=True), Axis("precision", limits=(0.0, None))
-        title = f"Nearest images of the same {label}"
-        charts.append(Chart(title, across, up, series, f"retrieval-{by}", y_lines=list(lines.items())))
+        title, series = f"Nearest images of the same {label}", _collect(runs, layers)
+        charts.append(Chart(title, across, up, series, f"retrieval-{by}", y_lines=lines))
     return charts
 
 
@@ -222,13 +238,6 @@ def class_graph(graph: Graph, data: DataFacts) -> Chart:
 
 def _steps(log: dict[str, list[float | None]]) -> list[float]:
     return [step for step in log.get("step", []) if step is not None]
-
-
-def _look(runs: Runs, run: int, line: int, layer: str = "") -> tuple[int, int]:
-    """Colour and dash: a colour per line; with several runs a colour per run and a dash per layer."""
-    if len(runs) == 1:
-        return line, 0
-    return run, LAYERS.index(layer) if layer in LAYERS else line
 
 
 def join(runs: Runs, run: str, line: str) -> str:

@@ -1,5 +1,5 @@
 "use strict";
-// The graph of classes and the features they share: drag, point, click; arrows, Enter, Escape.
+// The graph of classes and the features they share: drag, hover, click; arrows, Enter, Escape.
 
 function graph(panel, run, choose, say) {
   const svg = panel.querySelector(".graph");
@@ -11,19 +11,19 @@ function graph(panel, run, choose, say) {
   const lines = draw("path", { class: "edges" });
   const lit = draw("path", { class: "lit" });
   const veil = draw("rect", { class: "veil", width, height });
-  const front = draw("g", { class: "front" }); // what stands out is drawn again, in front of a veil over all else
+  const front = draw("g", { class: "front" }); // highlighted nodes are drawn again, in front of a veil over the others
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.style.aspectRatio = `${width} / ${height}`;
 
   function load() {
-    const found = run.graphs.find((g) => g.layer === layers.value && g.k === Number(sizes.value));
+    const current = run.graphs.find((g) => g.layer === layers.value && g.k === Number(sizes.value));
     const at = new Map();
     const node = (kind, index) => {
       const key = `${kind} ${index}`;
       if (!at.has(key)) at.set(key, { kind, index, near: new Set(), x: 0, y: 0 });
       return at.get(key);
     };
-    edges = found.edges.map(([c, f]) => {
+    edges = current.edges.map(([c, f]) => {
       const pair = [node("class", c), node("feature", f)];
       pair[0].near.add(pair[1]);
       pair[1].near.add(pair[0]);
@@ -31,7 +31,7 @@ function graph(panel, run, choose, say) {
     });
     nodes = [...at.values()];
     nodes.forEach((n, i) => {
-      const turn = i * 2.39996; // a sunflower's spiral: spread out, and the same each time
+      const turn = i * 2.39996; // a sunflower spiral: spread out and deterministic
       n.x = Math.sqrt(i + 1) * 24 * Math.cos(turn);
       n.y = Math.sqrt(i + 1) * 24 * Math.sin(turn);
       n.mark = mark(n);
@@ -42,8 +42,8 @@ function graph(panel, run, choose, say) {
     moved = false;
     near = [];
     svg.classList.toggle("dense", nodes.length > 250);
-    listComponents(found);
-    heat = rounds = Math.max(60, Math.min(300, Math.round(8e7 / nodes.length ** 2))); // seconds at the most
+    listComponents(current);
+    heat = rounds = Math.max(60, Math.min(300, Math.round(8e7 / nodes.length ** 2))); // at most a few seconds
     start();
     light();
   }
@@ -109,7 +109,7 @@ function graph(panel, run, choose, say) {
   }
   function round() {
     const ideal = 46, ease = Math.max(1, edges.length / nodes.length), step = moved ? 3 : Math.max(1, (40 * heat) / rounds);
-    for (const n of nodes) (n.fx = -n.x * 0.35), (n.fy = -n.y * 0.5); // towards the middle, so that parts stay near
+    for (const n of nodes) (n.fx = -n.x * 0.35), (n.fy = -n.y * 0.5); // towards the middle, so that components stay close
     for (let i = 0; i < nodes.length; i++) {
       const a = nodes[i];
       for (let j = i + 1; j < nodes.length; j++) {
@@ -128,7 +128,7 @@ function graph(panel, run, choose, say) {
     heat--;
   }
   function paint() {
-    if (!moved || !fit) { // the drawing fills its frame, until somebody arranges it
+    if (!moved || !fit) { // fit the frame until a node is dragged
       const xs = nodes.map((n) => n.x), ys = nodes.map((n) => n.y);
       const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
       const across = Math.min((width - 110) / (right - left || 1), 3);
@@ -141,7 +141,7 @@ function graph(panel, run, choose, say) {
       n.mark.setAttribute("transform", `translate(${n.px.toFixed(1)} ${n.py.toFixed(1)})`);
     }
     const taken = [];
-    for (const n of nodes.filter((n) => n.kind === "class")) { // a name that would hide another is left to the pointer
+    for (const n of nodes.filter((n) => n.kind === "class")) { // names that overlap show only on hover
       const half = (narrow ? 4.2 : 3.3) * (run.classes[n.index].length + 1);
       const crowded = taken.some(([x, y, other]) => Math.abs(x - n.px) < half + other && Math.abs(y - n.py) < 13);
       n.mark.classList.toggle("crowded", crowded);
@@ -152,11 +152,11 @@ function graph(panel, run, choose, say) {
   }
   const path = (some) => some.map(([a, b]) => `M${a.px.toFixed(1)},${a.py.toFixed(1)}L${b.px.toFixed(1)},${b.py.toFixed(1)}`).join("");
 
-  // What is pointed at and its neighbours stand out; else what is chosen.
+  // Highlight the hovered node, or else the selected one, with its neighbours.
   function light() {
     const focus = pointed ?? nodes.find(isChosen) ?? null;
     for (const n of near) n.mark.classList.remove("near", "chosen");
-    // of a class its features, and the classes that share them
+    // a class with its features and the classes that share them
     const spokes = focus?.px === undefined ? [] : focus.kind === "class" ? [...focus.near] : [focus];
     near = [...new Set([...spokes, ...spokes.flatMap((feature) => [...feature.near])])];
     svg.classList.toggle("pointing", near.length > 0);
@@ -206,7 +206,7 @@ function graph(panel, run, choose, say) {
   }
   svg.addEventListener("blur", () => point(null));
 
-  function listComponents(found) {
+  function listComponents({ components, isolated }) {
     const names = (indices) => indices.map((i) => {
       const button = link(run.classes[i], () => choose({ kind: "class", index: i }));
       button.dataset.class = i;
@@ -214,11 +214,11 @@ function graph(panel, run, choose, say) {
     });
     const list = panel.querySelector(".parts");
     list.replaceChildren();
-    for (const part of found.components) {
+    for (const part of components) {
       const features = `${part.features.length} feature${part.features.length === 1 ? "" : "s"}`;
       list.append(make("h4", {}, `${part.classes.length} classes, ${features}`), make("p", {}, ...names(part.classes)));
     }
-    if (found.isolated.length) list.append(make("h4", {}, "share no feature"), make("p", {}, ...names(found.isolated)));
+    if (isolated.length) list.append(make("h4", {}, "share no feature"), make("p", {}, ...names(isolated)));
   }
 
   const label = (layer) => run.layers[layer] ?? layer;
@@ -248,4 +248,4 @@ function graph(panel, run, choose, say) {
     },
   };
 }
-const hue = (group) => (group * 137.5) % 360; // neighbours in the list lie far apart on the circle
+const hue = (group) => (group * 137.5) % 360; // consecutive groups get distant hues

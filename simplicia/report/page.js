@@ -3,38 +3,38 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const CALM = matchMedia("(prefers-reduced-motion: reduce)");
 
-function element(made, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+function element(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 }
 const make = (tag, attributes = {}, ...children) => element(document.createElement(tag), attributes, children);
 const draw = (tag, attributes = {}, ...children) =>
   element(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 const short = (value) => String(Number(value.toPrecision(4)));
-const exact = (value, words = short) => (value === null ? "–" : make("span", { "data-value": value }, words(value)));
+const exact = (value, format = short) => (value === null ? "–" : make("span", { "data-value": value }, format(value)));
 
-// Theme: as the system has it, until the button is pressed.
+// The theme follows the system until the button is pressed.
 document.getElementById("theme").addEventListener("click", () => {
   const root = document.documentElement;
   const now = root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   root.dataset.theme = now === "dark" ? "light" : "dark";
 });
 
-// Charts are drawn already; this reads out the values at the place a reader points at.
+// Charts are drawn in the HTML; this reads out the values under the pointer.
 function chart(figure) {
   const svg = figure.querySelector(":scope > svg");
   const cursor = svg.querySelector(".cursor");
   const output = figure.querySelector(".readout");
   const { x: unit, y: measure, top, bottom, series } = DATA.charts[figure.dataset.chart];
-  const places = [...new Set(series.flatMap((line) => line.px))].sort((a, b) => a - b);
+  const positions = [...new Set(series.flatMap((line) => line.px))].sort((a, b) => a - b);
   const nearest = (list, px) => list.reduce((best, p, i) => (Math.abs(p - px) < Math.abs(list[best] - px) ? i : best), 0);
   let at = -1;
 
   function show(index) {
-    if (!places.length) return;
-    at = Math.max(0, Math.min(places.length - 1, index));
-    const px = places[at];
+    if (!positions.length) return;
+    at = Math.max(0, Math.min(positions.length - 1, index));
+    const px = positions[at];
     cursor.replaceChildren(draw("path", { d: `M${px},${top}V${bottom}` }));
     output.replaceChildren();
     for (const line of series) {
@@ -53,18 +53,18 @@ function chart(figure) {
   }
   svg.addEventListener("pointermove", (event) => {
     const box = svg.getBoundingClientRect();
-    show(nearest(places, ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width));
+    show(nearest(positions, ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width));
   });
   svg.addEventListener("pointerleave", hide);
   svg.addEventListener("keydown", (event) => {
-    const move = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: places.length - 1 }[event.key];
+    const move = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: positions.length - 1 }[event.key];
     if (event.key === "Escape") hide();
     if (move === undefined) return;
     event.preventDefault();
     show(move);
   });
   figure.querySelector(".numbers").addEventListener("toggle", (event) => {
-    if (event.target.childElementCount > 1) return; // made once, when first asked for
+    if (event.target.childElementCount > 1) return; // filled when first opened
     const all = [...new Set(series.flatMap((line) => line.x))].sort((a, b) => a - b);
     const value = series.map((line) => new Map(line.x.map((x, i) => [x, line.y[i]])));
     const head = make("tr", {}, make("th", {}, unit), ...series.map((line) => make("th", {}, line.name)));
@@ -76,25 +76,24 @@ function chart(figure) {
   });
 }
 
-// A picture, cut from its sheet.
+// A thumbnail, cut from its sheet.
 function thumb(run, index, size) {
   const picture = make("span", { class: "thumb", role: "img" });
   picture.style.width = picture.style.height = `${size}px`;
-  const place = run.images[index];
-  const words = [];
-  if (place) {
-    const [sheet, x, y, label, file] = place;
+  const names = [];
+  if (run.images[index]) {
+    const [sheet, x, y, label, file] = run.images[index];
     const scale = size / run.tile;
     const [width, height] = run.sheets[sheet];
     picture.classList.add(`r${run.id}s${sheet}`);
     picture.style.backgroundSize = `${width * scale}px ${height * scale}px`;
     picture.style.backgroundPosition = `${-x * scale}px ${-y * scale}px`;
-    if (label !== null) words.push(run.classes[label]);
-    if (file !== null) words.push(file);
+    if (label !== null) names.push(run.classes[label]);
+    if (file !== null) names.push(file);
   }
-  words.push(`image ${index}`);
-  picture.setAttribute("aria-label", words.join(", "));
-  picture.title = words.join("\n");
+  names.push(`image ${index}`);
+  picture.setAttribute("aria-label", names.join(", "));
+  picture.title = names.join("\n");
   return picture;
 }
 const labelOf = (run, index) => run.images[index]?.[3] ?? null;
@@ -114,29 +113,29 @@ function profile(run, feature, count, chosen, onClass) {
   }
   return list;
 }
-function link(words, action) {
-  const button = make("button", { type: "button", class: "plain-button" }, words);
+function link(text, action) {
+  const button = make("button", { type: "button", class: "plain-button" }, text);
   button.addEventListener("click", action);
   return button;
 }
-const nameOf = (run, feature) =>
-  run.vertices ? `simplex ${Math.floor(feature / run.vertices)}, vertex ${feature % run.vertices}` : `feature ${feature}`;
+const vertexName = (run, feature) => `simplex ${Math.floor(feature / run.vertices)}, vertex ${feature % run.vertices}`;
+const featureName = (run, feature) => `feature ${feature}` + (run.vertices ? `: ${vertexName(run, feature)}` : "");
 
-// One run: graph, atlas and search share what is chosen, {kind: "class" | "feature", index, space} or null.
-// A feature's number means something within its space only; the embedder's are the simplices' before the softmax.
+// One run: graph, atlas and search share the selection, {kind: "class" | "feature", index, space} or null.
+// Feature numbers are local to a space; the embedder's features are those of the simplices before the softmax.
 const spaceOf = (layer) => (layer === "sem" || layer === "embedder" ? "simplices" : layer);
 function explore(panel, run) {
   let chosen = null;
   const parts = [];
-  const said = panel.querySelector(".choice");
+  const output = panel.querySelector(".choice");
   const clear = panel.querySelector(".clear");
   const choose = (wanted) => {
     chosen = wanted;
-    if (said) said.textContent = !chosen ? "" : chosen.kind === "class" ? run.classes[chosen.index] : `feature ${chosen.index}`;
+    if (output) output.textContent = !chosen ? "" : chosen.kind === "class" ? run.classes[chosen.index] : `feature ${chosen.index}`;
     if (clear) clear.hidden = !chosen;
     for (const part of parts) part.show(chosen);
   };
-  const say = (words) => (said.textContent = words);
+  const say = (text) => (output.textContent = text);
   if (panel.querySelector(".graph")) parts.push(graph(panel, run, choose, say));
   if (panel.querySelector(".atlas")) parts.push(atlas(panel, run, choose));
   if (panel.querySelector(".search")) search(panel, run, choose);
@@ -158,7 +157,7 @@ function atlas(panel, run, choose) {
     make("span", { class: "score" }, `feature ${feature.feature} · ${by} `, exact(feature.score),
       " · fires on ", exact(feature.fired, (n) => n.toLocaleString("en")), ` of ${images.toLocaleString("en")} images`);
   function card(feature, at) {
-    const button = make("button", { type: "button" }, make("h4", {}, nameOf(run, feature.feature)), facts(feature));
+    const button = make("button", { type: "button" }, make("h4", {}, vertexName(run, feature.feature)), facts(feature));
     button.append(make("div", { class: "strip" }, ...feature.images.map((i) => thumb(run, i, 50))));
     button.append(profile(run, feature, 4, chosen));
     button.addEventListener("click", () => large(run, rows, at, facts, choose));
@@ -179,15 +178,15 @@ function atlas(panel, run, choose) {
       if (wanted?.kind === "class") {
         rows = features.filter((f) => share(f, wanted.index) > 0);
         rows.sort((a, b) => share(b, wanted.index) - share(a, wanted.index));
-        filter.textContent = `${rows.length} of ${features.length} features have ${run.classes[wanted.index]} among the classes they fire on most; those with the largest share of it come first.`;
+        filter.textContent = `${rows.length} of ${features.length} features have ${run.classes[wanted.index]} among the classes they fire on most, those with the largest share of it first.`;
       } else if (wanted) {
         const ours = wanted.space === "simplices";
         rows = ours ? features.filter((f) => f.feature === wanted.index) : [];
         filter.textContent = rows.length
           ? `Feature ${wanted.index} alone.`
           : ours
-            ? `Feature ${wanted.index} is not among the ${features.length} that are described here.`
-            : `Feature ${wanted.index} is not one of the simplices; those alone are described here.`;
+            ? `Feature ${wanted.index} is not among the ${features.length} features of the atlas.`
+            : `Feature ${wanted.index} is not one of the simplices, which alone have an atlas.`;
       }
       shown = 0;
       list.replaceChildren();
@@ -203,11 +202,11 @@ function large(run, rows, at, facts, choose) {
   const turn = (to) => {
     at = (to + rows.length) % rows.length;
     const feature = rows[at];
-    dialog.querySelector("h2").textContent = nameOf(run, feature.feature);
+    dialog.querySelector("h2").textContent = vertexName(run, feature.feature);
     const pictures = feature.images.map((index, i) => {
       const label = labelOf(run, index);
-      const words = label === null ? run.images[index]?.[4] ?? `image ${index}` : run.classes[label];
-      const box = make("span", { class: "shown" }, thumb(run, index, 128), make("span", { title: words }, words),
+      const name = label === null ? run.images[index]?.[4] ?? `image ${index}` : run.classes[label];
+      const box = make("span", { class: "shown" }, thumb(run, index, 128), make("span", { title: name }, name),
         make("span", {}, "probability ", exact(feature.probabilities[i])));
       box.style.width = "128px";
       return box;
@@ -231,65 +230,39 @@ function large(run, rows, at, facts, choose) {
   dialog.showModal();
 }
 
+// Find a class by a part of its name, or a feature by its number; the browser lists suggestions.
 function search(panel, run, choose) {
   const form = panel.querySelector(".search");
   const input = form.querySelector("input");
-  const list = form.querySelector(".matches");
   const space = run.vertices ? "simplices" : "encoder";
   const features = new Set(run.graphs.flatMap((g) => (spaceOf(g.layer) === space ? g.edges.map((e) => e[1]) : [])));
   for (const f of run.atlas?.features ?? []) features.add(f.feature);
-  const all = run.classes.map((name, index) => ({ kind: "class", index, words: name }));
-  if (!run.superclass && !run.counts) all.length = 0; // without labels there are no classes to find
-  for (const f of [...features].sort((a, b) => a - b)) all.push({ kind: "feature", index: f, words: run.vertices ? `feature ${f}: ${nameOf(run, f)}` : `feature ${f}` });
-  let hits = [], active = 0;
+  const classes = run.superclass || run.counts ? run.classes : []; // without labels there are no classes
+  const entries = classes.map((name, index) => ({ kind: "class", index, name }));
+  for (const f of [...features].sort((a, b) => a - b)) entries.push({ kind: "feature", index: f, name: featureName(run, f) });
+  form.querySelector("datalist").append(...entries.map(({ name }) => make("option", { value: name })));
 
-  function look() {
-    const wanted = input.value.trim().toLowerCase();
-    const rank = ({ kind, index, words }) => {
-      const at = words.toLowerCase().indexOf(wanted);
-      if (words.toLowerCase() === wanted || (kind === "feature" && String(index) === wanted)) return 0;
+  function best(text) {
+    const rank = ({ kind, index, name }) => {
+      const at = name.toLowerCase().indexOf(text);
+      if (name.toLowerCase() === text || (kind === "feature" && String(index) === text)) return 0;
       return at < 0 ? 3 : at > 0 ? 2 : 1;
     };
-    hits = wanted ? all.map((one) => [rank(one), one]).filter(([r]) => r < 3).sort((a, b) => a[0] - b[0]).slice(0, 10).map(([, one]) => one) : [];
-    active = 0;
-    list.replaceChildren(...hits.map((one, i) => {
-      const option = make("li", { role: "option", id: `${list.id}-${i}` }, one.words);
-      option.addEventListener("pointerdown", (event) => (event.preventDefault(), take(one)));
-      return option;
-    }));
-    if (wanted && !hits.length) list.append(make("li", {}, "nothing of that name"));
-    show(wanted !== "");
+    return entries.map((entry) => [rank(entry), entry]).filter(([r]) => r < 3).sort((a, b) => a[0] - b[0])[0]?.[1];
   }
-  function show(open) {
-    list.hidden = !open;
-    input.setAttribute("aria-expanded", open);
-    [...list.children].forEach((option, i) => option.setAttribute("aria-selected", hits.length > 0 && i === active));
-    if (open && hits.length) input.setAttribute("aria-activedescendant", `${list.id}-${active}`);
-    else input.removeAttribute("aria-activedescendant");
-  }
-  function take(one) {
-    input.value = "";
-    show(false);
-    choose({ kind: one.kind, index: one.index, space });
-    (panel.querySelector(".graph") ?? panel.querySelector(".atlas button"))?.focus();
-  }
-  input.setAttribute("role", "combobox");
-  input.setAttribute("aria-expanded", "false");
-  input.addEventListener("input", look);
-  input.addEventListener("blur", () => show(false));
-  input.addEventListener("keydown", (event) => {
-    const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-    if (by && hits.length) {
-      event.preventDefault();
-      active = (active + by + hits.length) % hits.length;
-      show(true);
-    }
-    if (event.key === "Escape") (input.value = ""), look(), choose(null);
-  });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (hits.length && input.value) take(hits[active]);
+    const text = input.value.trim().toLowerCase();
+    const entry = text && best(text);
+    input.setCustomValidity(text && !entry ? "No class or feature matches." : "");
+    form.reportValidity();
+    if (!entry) return;
+    input.value = "";
+    choose({ kind: entry.kind, index: entry.index, space });
+    (panel.querySelector(".graph") ?? panel.querySelector(".atlas button"))?.focus();
   });
+  input.addEventListener("input", () => input.setCustomValidity(""));
+  input.addEventListener("keydown", (event) => event.key === "Escape" && choose(null));
 }
 
 function examples(panel, run) {
@@ -298,25 +271,25 @@ function examples(panel, run) {
   const size = innerWidth < 760 ? 50 : 62;
   for (const [query, rows] of queries) {
     const wanted = labelOf(run, query);
-    const shown = (index, words, same, extra = "") => {
-      const caption = make("span", { class: same ? "same" : "" }, ...words);
-      const picture = make("span", { class: `shown ${extra}` }, thumb(run, index, size), caption);
+    const labelled = (index, caption, same, extra = "") => {
+      const text = make("span", { class: same ? "same" : "" }, ...caption);
+      const picture = make("span", { class: `shown ${extra}` }, thumb(run, index, size), text);
       picture.style.width = `${size}px`;
       return picture;
     };
     const lines = rows.map((row) => {
       const near = row.neighbours.map((index, i) => {
         const same = wanted !== null && labelOf(run, index) === wanted;
-        return shown(index, [same ? "✓ " : "", exact(row.similarity[i], (s) => s.toFixed(2))], same);
+        return labelled(index, [same ? "✓ " : "", exact(row.similarity[i], (s) => s.toFixed(2))], same);
       });
-      const first = shown(query, [wanted === null ? "query" : run.classes[wanted]], false, "query");
+      const first = labelled(query, [wanted === null ? "query" : run.classes[wanted]], false, "query");
       return make("div", { class: "row" }, make("span", {}, `by ${row.layer}`), make("div", { class: "images" }, first, ...near));
     });
     box.append(make("div", { class: "example" }, ...lines));
   }
 }
 
-// Runs side by side: a tab each; a panel is filled when it is first seen.
+// Several runs have a tab each; a panel is filled when it is first opened.
 const panels = [...document.querySelectorAll(".panel")];
 const tabs = [...document.querySelectorAll("[role=tab]")];
 const filled = new Set();

@@ -1,10 +1,12 @@
 """The page's tables: a column for each run. Cells show rounded numbers and hold the exact ones."""
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from simplicia.analyze.report_data import Analysis
 from simplicia.progress import duration
 from simplicia.report.figures import Runs, join, online_curves, per_temperature
 from simplicia.result import Result
@@ -19,6 +21,11 @@ SETTINGS = {  # label: name in the recipe, format of a number
     "learning rate": ("optim.lr", "{:g}"),
     "precision": ("precision", "{}"),
     "seed": ("seed", "{}"),
+}
+COSTS = {
+    "parameters": "parameters",
+    "activations": "activations, one image",
+    "flops": "multiply-adds, one image",
 }
 
 
@@ -39,70 +46,77 @@ class Table:
     rows: list[tuple[str, list[Cell]]]
 
 
-def settings(runs: Runs) -> Table:
-    facts = [analysis.run for _, analysis in runs]
-    rows = [
-        (name, [_setting(run.recipe, name) for run in facts]) for name in ("method", "encoder", "bottleneck")
-    ]
-    shapes = [f"{run.simplices:,} × {run.vertices}" if run.simplices else "no SEM" for run in facts]
-    rows.append(("simplices × vertices", [Cell(shape) for shape in shapes]))
-    rows.append(("temperature of training", [number(run.temperature, "{:g}") for run in facts]))
+Row = tuple[str, Cell]  # of one run
+
+
+def page_tables(runs: Runs) -> dict[str, Table]:
+    """Every table of the page by its id."""
+    return {
+        "settings": _table("settings", "Settings", runs, _settings),
+        "offline": _offline(runs),
+        "online-last": _table("online-last", "Online accuracy at the end of the log, %", runs, _online),
+        "temperatures": _temperatures(runs),
+        "classifiers": _table(
+            "classifiers", "Offline test accuracy of the linear classifiers, %", runs, _classifiers
+        ),
+        "simplices": _table("simplices", "The simplices", runs, _simplices),
+        "ranks": _table("ranks", "Effective rank", runs, _ranks),
+        "cost": _table("cost", "Cost", runs, _cost),
+    }
+
+
+def _table(id: str, title: str, runs: Runs, cells_of: Callable[[Analysis], Iterator[Row]]) -> Table:
+    """A table with the rows of every run; a dash where a run lacks a row."""
+    rows: dict[str, list[Cell]] = {}
+    for i, (_, analysis) in enumerate(runs):
+        for label, cell in cells_of(analysis):
+            rows.setdefault(label, [Cell() for _ in runs])[i] = cell
+    return Table(id, title, [name for name, _ in runs], list(rows.items()))
+
+
+def _settings(analysis: Analysis) -> Iterator[Row]:
+    run, data, by = analysis.run, analysis.data, analysis.provenance
+    for name in ("method", "encoder", "bottleneck"):
+        yield name, _setting(run.recipe, name)
+    yield "simplices × vertices", Cell(f"{run.simplices:,} × {run.vertices}" if run.simplices else "no SEM")
+    yield "temperature of training", number(run.temperature, "{:g}")
     for label, (name, pattern) in SETTINGS.items():
-        rows.append((label, [_setting(run.recipe, name, pattern) for run in facts]))
-    unfinished = ["" if run.finished else f"of {run.total_steps:,}: unfinished" for run in facts]
-    rows.append(("steps", [number(r.step, "{:,}", note) for r, note in zip(facts, unfinished, strict=True)]))
-    rows.append(("last loss", [number(run.loss, "{:.4f}") for run in facts]))
-    images, versions = [], []
-    for _, analysis in runs:
-        data, by = analysis.data, analysis.provenance
-        images.append(number(data.images, "{:,}", f"{data.split} images of {data.name}"))
-        versions.append(Cell(f"Simplicia {by.simplicia}, PyTorch {by.torch}", note=by.date))
-    rows += [("analysed images", images), ("analysed with", versions)]
-    return Table("settings", "Settings", [name for name, _ in runs], rows)
+        yield label, _setting(run.recipe, name, pattern)
+    yield "steps", number(run.step, "{:,}", "" if run.finished else f"of {run.total_steps:,}: unfinished")
+    yield "last loss", number(run.loss, "{:.4f}")
+    yield "analysed images", number(data.images, "{:,}", f"{data.split} images of {data.name}")
+    yield "analysed with", Cell(f"Simplicia {by.simplicia}, PyTorch {by.torch}", note=by.date)
 
 
-def offline(runs: Runs) -> Table:
+def _offline(runs: Runs) -> Table:
     """Accuracies measured after training: a row for each result file."""
-    files = dict.fromkeys(
-        file
-        for _, analysis in runs
-        for file, result in analysis.results.items()
-        if result.accuracy is not None and not result.online
-    )
-    rows: list[tuple[str, list[Cell]]] = []
-    for file in files:
+    rows: dict[str, list[Cell]] = {}
+    for file in dict.fromkeys(file for _, analysis in runs for file in analysis.results):
         results = [analysis.results.get(file) for _, analysis in runs]
         first = next(result for result in results if result is not None)
+        if first.accuracy is None or first.online:
+            continue
         network = "" if first.network == "online" else f"{first.network} network"
         name = ", ".join(part for part in (first.protocol, first.layer, first.dataset, network) if part)
         name = name if name.startswith("offline") else f"offline, {name}"
-        cells = [
+        rows[name if name not in rows else f"{name} ({file})"] = [
             Cell() if result is None else _accuracy(result, analysis.run.step)
             for result, (_, analysis) in zip(results, runs, strict=True)
         ]
-        rows.append((name if name not in dict(rows) else f"{name} ({file})", cells))
-    return Table("offline", "Offline accuracy, %", [name for name, _ in runs], rows)
+    return Table("offline", "Offline accuracy, %", [name for name, _ in runs], list(rows.items()))
 
 
-def online(runs: Runs) -> Table:
-    """The last accuracies of the log: a row for each online classifier."""
-    rows: dict[str, list[Cell]] = {}
-    for i, (_, analysis) in enumerate(runs):
-        for name, steps, values in online_curves(analysis):
-            measured = [(v, step) for v, step in zip(values, steps, strict=True) if v is not None]
-            cells = rows.setdefault(f"online, {name}", [Cell() for _ in runs])
-            for value, step in measured[-1:]:
-                cells[i] = number(value, "{:.1f}", f"step {step:,}")
-    title = "Online accuracy at the end of the log, %"
-    return Table("online-last", title, [name for name, _ in runs], list(rows.items()))
+def _online(analysis: Analysis) -> Iterator[Row]:
+    for name, steps, values in online_curves(analysis):
+        measured = [(v, step) for v, step in zip(values, steps, strict=True) if v is not None]
+        for value, step in measured[-1:]:
+            yield f"online, {name}", number(value, "{:.1f}", f"step {step:,}")
 
 
-def temperatures(runs: Runs) -> Table:
+def _temperatures(runs: Runs) -> Table:
     """Accuracy of offline probes: a row for each temperature, a column for each result."""
     columns = {
-        join(runs, name, file): {
-            tau: number(accuracy, f"{{:.1f}} ± {error:.1f}") for tau, accuracy, error in rows
-        }
+        join(runs, name, file): {tau: number(mean, f"{{:.1f}} ± {error:.1f}") for tau, mean, error in rows}
         for name, analysis in runs
         for file, rows in per_temperature(analysis).items()
     }
@@ -111,63 +125,41 @@ def temperatures(runs: Runs) -> Table:
     return Table("temperatures", "Offline accuracy at each temperature, %", list(columns), rows)
 
 
-def classifiers(runs: Runs) -> Table:
-    """The linear classifiers behind the coherence: a row for each layer."""
-    rows: dict[str, list[Cell]] = {}
-    for i, (_, analysis) in enumerate(runs):
-        for curve in analysis.coherence.curves if analysis.coherence else []:
-            note = f"{curve.features:,} features, {curve.fit_images:,} images, {curve.fit_epochs} epochs"
-            cells = rows.setdefault(f"offline, {curve.label}", [Cell() for _ in runs])
-            cells[i] = number(curve.test_accuracy, "{:.1f}", note)
-    title = "Offline test accuracy of the linear classifiers, %"
-    return Table("classifiers", title, [name for name, _ in runs], list(rows.items()))
+def _classifiers(analysis: Analysis) -> Iterator[Row]:
+    """The linear classifiers behind the coherence."""
+    for curve in analysis.coherence.curves if analysis.coherence else []:
+        note = f"{curve.features:,} features, {curve.fit_images:,} images, {curve.fit_epochs} epochs"
+        yield f"offline, {curve.label}", number(curve.test_accuracy, "{:.1f}", note)
 
 
-def simplices(runs: Runs) -> Table:
+def _simplices(analysis: Analysis) -> Iterator[Row]:
     """How many vertices and simplices are of use, and their information about the class."""
-    rows = []
-    atlases = [analysis.atlas for _, analysis in runs]
-    for label, key in (
-        ("dead vertices", "dead_vertices"),
-        ("duplicate vertices", "duplicate_vertices"),
-        ("simplices with one code only", "constant_simplices"),
-        ("duplicate simplices", "duplicate_simplices"),
-    ):
-        cells = []
-        for atlas in atlases:
-            total = 0 if atlas is None else atlas.simplices * (atlas.vertices if "vertices" in key else 1)
-            cells.append(number(atlas and atlas[key], "{:,}", f"of {total:,}"))
-        rows.append((label, cells))
-    cells = []
-    for atlas in atlases:
-        mean = ((atlas and atlas.simplex_information) or {}).get("mean")
-        entropy = None if atlas is None else atlas.class_entropy
-        cells.append(number(mean, "{:.3f}", "nats" if entropy is None else f"nats of {entropy:.3f}"))
-    rows.append(("mean information of a simplex about the class", cells))
-    return Table("simplices", "The simplices", [name for name, _ in runs], rows)
+    atlas = analysis.atlas
+    if atlas is None:
+        return
+    vertices = f"of {atlas.simplices * atlas.vertices:,}"
+    yield "dead vertices", number(atlas.dead_vertices, "{:,}", vertices)
+    yield "duplicate vertices", number(atlas.duplicate_vertices, "{:,}", vertices)
+    yield "simplices with one code only", number(atlas.constant_simplices, "{:,}", f"of {atlas.simplices:,}")
+    yield "duplicate simplices", number(atlas.duplicate_simplices, "{:,}", f"of {atlas.simplices:,}")
+    note = "nats" if atlas.class_entropy is None else f"nats of {atlas.class_entropy:.3f}"
+    information = (atlas.simplex_information or {}).get("mean")
+    yield "mean information of a simplex about the class", number(information, "{:.3f}", note)
 
 
-def ranks(runs: Runs) -> Table:
-    rows: dict[str, list[Cell]] = {}
-    for i, (_, analysis) in enumerate(runs):
-        for layer in analysis.spectrum.layers:
-            cells = rows.setdefault(layer.layer, [Cell() for _ in runs])
-            cells[i] = number(layer.effective_rank, "{:.1f}", f"of {layer.features:,}")
-    return Table("ranks", "Effective rank", [name for name, _ in runs], list(rows.items()))
+def _ranks(analysis: Analysis) -> Iterator[Row]:
+    for layer in analysis.spectrum.layers:
+        yield layer.layer, number(layer.effective_rank, "{:.1f}", f"of {layer.features:,}")
 
 
-def cost(runs: Runs) -> Table:
-    rows = []
-    kinds = {"parameters": "parameters", "activations": "activations, one image"}
-    kinds["flops"] = "multiply-adds, one image"
-    if any(analysis.cost for _, analysis in runs):
-        for key, label in kinds.items():
-            rows.append((label, [number((analysis.cost or {}).get(key), "{:,.0f}") for _, analysis in runs]))
-    times = {"training": [a.run.seconds for _, a in runs]}
-    times["analysis"] = [a.provenance.seconds_total for _, a in runs]
-    rows += [(label, [Cell(duration(s), s) for s in seconds]) for label, seconds in times.items()]
-    rows.append(("analysed on", [Cell(analysis.provenance.device) for _, analysis in runs]))
-    return Table("cost", "Cost", [name for name, _ in runs], rows)
+def _cost(analysis: Analysis) -> Iterator[Row]:
+    for key, label in COSTS.items():
+        if analysis.cost:
+            yield label, number(analysis.cost.get(key), "{:,.0f}")
+    yield "training", Cell(duration(analysis.run.seconds), analysis.run.seconds)
+    seconds = analysis.provenance.seconds_total
+    yield "analysis", Cell(duration(seconds), seconds)
+    yield "analysed on", Cell(analysis.provenance.device)
 
 
 def stored(results: dict[str, Result]) -> list[tuple[str, str]]:

@@ -145,8 +145,11 @@ def test_search_finds_a_class_and_its_features_and_their_images(runs, visit):
     rows = found["atlas"]["features"]
     index = rows[0]["classes"][0][0]
     name = found["data"]["classes"][index]
-    page.fill("input[type=search]", name[:4])
-    assert name in page.locator(".matches li").all_inner_texts()
+    suggestions = page.locator(".search datalist option").evaluate_all("all => all.map(e => e.value)")
+    assert name in suggestions
+    page.fill("input[type=search]", "no such thing")
+    page.keyboard.press("Enter")
+    assert page.locator(".choice").inner_text() == "" and page.locator("input:invalid").count() == 1
     page.fill("input[type=search]", name)
     page.keyboard.press("Enter")
     assert page.locator(".choice").inner_text() == name
