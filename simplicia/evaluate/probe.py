@@ -85,6 +85,9 @@ PRESETS = {
     ),
 }
 
+# of the demo and of experiments on the built-in shapes
+SHAPES_PROBE = ProbeSettings(temperatures=(0.0, 0.1, 1.0))
+
 
 def preset(name: str) -> ProbeSettings:
     """Settings by name: "quick", or those of the paper for "cifar" and "imagenet"."""

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from simplicia.api import pretrain
-from simplicia.cli.demo import PROBES
 from simplicia.data import datasets
 from simplicia.devices import choose
 from simplicia.errors import Busy, Diverged, Failed, Unfinished, UserError
-from simplicia.evaluate.probe import ProbeSettings, preset, preset_for
+from simplicia.evaluate.probe import SHAPES_PROBE, ProbeSettings, preset, preset_for
 from simplicia.experiments import store
 from simplicia.experiments.clock import Clock, TooLong, stoppable
 from simplicia.experiments.experiment import Experiment
@@ -279,7 +278,7 @@ def probes(data: str, epochs: int | None = None) -> tuple[str, ProbeSettings]:
     name = preset_for(data)
     settings = preset(name)
     if name == "quick":
-        name, settings = "demo", ProbeSettings(**vars(PROBES))
+        name, settings = "demo", ProbeSettings(**vars(SHAPES_PROBE))
     if epochs is None:
         return name, settings
     settings.epochs = epochs

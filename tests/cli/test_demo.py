@@ -1,4 +1,4 @@
-"""The demo, cut short: all it promises is there, and training beats an untrained encoder by far."""
+"""The demo with few epochs: it shows what it promises, and training beats an untrained encoder by far."""
 
 import dataclasses
 import json
@@ -8,13 +8,13 @@ from PIL import Image
 
 import simplicia
 from simplicia import cli
-from simplicia.cli.demo import PROBES
 from simplicia.data.datasets import load
 from simplicia.evaluate import probe
 from simplicia.evaluate.features import encoder_features
+from simplicia.evaluate.probe import SHAPES_PROBE
 
 
-def test_demo_shows_and_measures(tmp_path, capsys):
+def test_the_demo_draws_and_measures(tmp_path, capsys):
     assert cli.main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "2"]) == 0
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "demo" / "demo.json").read_text())
@@ -38,6 +38,6 @@ def test_demo_shows_and_measures(tmp_path, capsys):
     with torch.no_grad():  # fair: an untrained encoder with BatchNorm statistics of these images
         encoder_features(untrained, train.images[:2000])
     untrained.method.eval()
-    settings = dataclasses.replace(PROBES, epochs=20)
+    settings = dataclasses.replace(SHAPES_PROBE, epochs=20)
     chance, ours = (probe(r, train, test, "encoder", settings)["accuracy"] for r in (untrained, trained))
     assert chance < 50 and ours > chance + 15, (chance, ours)

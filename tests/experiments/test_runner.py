@@ -214,7 +214,7 @@ def test_it_stops_in_time_says_so_and_goes_on(place, capsys):
     words = "table1", "--only", "simclr + sem", "--probe-minutes", "0", "--minutes"
     assert call(place, *words, "0.02", epochs=100_000) == 75
     error = capsys.readouterr().err
-    assert re.search(r"stopped at step \d+ of 200000: the time is up; go on with: simplicia reproduce", error)
+    assert re.search(r"stopped at step \d+ of 200000: the time is up; continue with: simplicia", error)
     (run,) = (place / "runs").glob("simclr-sem-100000-*")
     step = json.loads((checkpoint.latest(run / "checkpoint") / "state.json").read_text())["step"]
     assert f"step {step} of" in error
@@ -280,7 +280,7 @@ def test_killed_it_goes_on_where_it_was(place, tmp_path, monkeypatch, capsys):
         patch.setattr(Step, "__call__", told)
         assert cli.main(words) == 143
     error = capsys.readouterr().err
-    assert "stopped at step 4 of 10; what is done is kept; go on with: " in error
+    assert "stopped at step 4 of 10; finished work is kept; continue with: " in error
     (run,) = (tmp_path / "runs").glob("[!.]*")
     assert [path.name for path in (run / "checkpoint").iterdir()] == ["step-000000004"]
     log, deadline = (run / "log.jsonl").stat().st_ino, time.monotonic() + 120

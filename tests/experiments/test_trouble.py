@@ -74,7 +74,7 @@ def test_no_handler_of_errors_on_the_way_takes_a_signal_for_one(trained, monkeyp
     handler = signal.getsignal(number)
     assert call(trained, "entropy", "--only", "tau_p=1") == 128 + number
     error = capsys.readouterr().err
-    assert "stopped; what is done is kept; go on with: simplicia reproduce " in error
+    assert "stopped; finished work is kept; continue with: simplicia reproduce " in error
     assert signal.getsignal(number) is handler
 
 
@@ -134,7 +134,7 @@ def test_any_other_setting_of_a_measurement_is_another_measurement(own, monkeypa
     (before,) = store.read(reproduce(two_cells(1), own))
     from simplicia.experiments import runner
 
-    monkeypatch.setattr(runner, "PROBES", dataclasses.replace(runner.PROBES, momentum=0.5))
+    monkeypatch.setattr(runner, "SHAPES_PROBE", dataclasses.replace(runner.SHAPES_PROBE, momentum=0.5))
     (after,) = store.read(reproduce(two_cells(1), own))
     assert after["date"] >= before["date"] and after["probe_seconds"] != before["probe_seconds"]
 
