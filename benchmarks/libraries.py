@@ -33,7 +33,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from simplicia.cli.bench import bench_step
+from simplicia.cli.bench.step import bench_step
 from simplicia.devices import choose
 from simplicia.encoders import create
 from simplicia.provenance import commit, versions

@@ -6,6 +6,7 @@ if it is installed, works on the batch on the device, each image with its own nu
 """
 
 import json
+import statistics
 import sys
 from functools import partial
 from importlib.metadata import version
@@ -14,7 +15,8 @@ from typing import Any
 
 import torch
 
-from simplicia.cli.bench.views import MEAN, STD, STRONG, bench_views, time_of
+from simplicia.cli.bench.parts import MEAN, STD, STRONG, bench_views
+from simplicia.cli.bench.timing import time_in_turns
 from simplicia.devices import choose
 
 
@@ -81,7 +83,7 @@ def main(out: str = "results/bench/views.json") -> None:
         except ImportError:
             print("kornia is not installed; its column is left out", file=sys.stderr)
         for name, (place, way) in ways.items():
-            seconds = time_of(way, 5, where[place])
+            seconds = statistics.median(time_in_turns({name: way}, 5, where[place])[name])
             made = {"views": name, "ms_per_view": 1e3 * seconds / 2, "images_per_s": batch / seconds}
             made |= {"version": version(name.split(",")[0]), "seed": 0}
             rows.append(

@@ -1,6 +1,6 @@
-"""Simplicia: simplicial embeddings (SEM), a trainer for them, and a laboratory to look inside.
+"""Simplicia: simplicial embeddings (SEM), a trainer for them, and tools to measure and understand them.
 
-``import simplicia`` brings names alone: what they are of, torch among it, comes when one is first used.
+``import simplicia`` is cheap: a name imports its module, and torch, when it is first used.
 """
 
 import importlib
@@ -30,23 +30,7 @@ __all__ = [
     "simplicial",
 ]
 
-_ROOMS = {
-    "analyze",
-    "bottlenecks",
-    "data",
-    "encoders",
-    "estimator",
-    "evaluate",
-    "export",
-    "layers",
-    "losses",
-    "methods",
-    "run",
-    "sem",
-    "sweep",
-    "train",
-}
-_NAMES = {
+_MODULES = {  # where names are defined
     "RunTransformer": "simplicia.estimator",
     "SimplicialEmbedding": "simplicia.sem",
     "entropy": "simplicia.sem",
@@ -54,15 +38,19 @@ _NAMES = {
     "pretrain": "simplicia.api",
     "simplicial": "simplicia.sem",
 }
+_SUBMODULES = (
+    *("analyze", "bottlenecks", "data", "encoders", "estimator", "evaluate", "export", "layers", "losses"),
+    *("methods", "run", "sem", "train"),
+)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _SUBMODULES:
         return importlib.import_module(f"simplicia.{name}")
-    if name in _NAMES:
-        return getattr(importlib.import_module(_NAMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'simplicia' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOMS, *_NAMES})
+    return sorted({*globals(), *_SUBMODULES, *_MODULES})

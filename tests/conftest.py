@@ -1,6 +1,7 @@
 """Settings all tests share."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ from hypothesis import settings
 
 settings.register_profile("simplicia", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("simplicia")
+
+# also where SIGINT is ignored, as under `nohup … &`: tests and the processes they start must receive it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # one worker per core, and the same for the processes it starts

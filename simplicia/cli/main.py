@@ -1,4 +1,4 @@
-"""The command line: one verb per task. Each lives in ``simplicia.cli`` and is imported when asked for."""
+"""Find the verb, run it, and turn its errors into one line and an exit status."""
 
 import importlib
 import os
@@ -8,51 +8,39 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from simplicia.cli.options import Parser
+from simplicia.cli.verbs import VERBS
 from simplicia.errors import Diverged, Failed, Interrupted, Unfinished, UserError, unknown
 
-VERBS = {  # name: (module of simplicia.cli, what it does)
-    "demo": (
-        "training",
-        "pre-train with and without SEM on the built-in set, look, and measure: a few minutes",
+# in the order of the help; each registers one verb or a few
+MODULES = (
+    *(
+        "demo",
+        "pretrain",
+        "probe",
+        "knn",
+        "compare",
+        "transfer",
+        "finetune",
+        "robustness",
+        "encode",
+        "export",
     ),
-    "pretrain": ("training", "train a recipe: simplicia pretrain cifar100-byol-sem --epochs 200"),
-    "probe": ("evaluating", "offline linear probe of a run"),
-    "knn": ("evaluating", "nearest-neighbour accuracy of a run"),
-    "compare": ("evaluating", "all results of runs side by side: simplicia compare RUN RUN …"),
-    "transfer": ("transferring", "logistic regression on another data set's frozen features or codes"),
-    "finetune": ("transferring", "train the encoder on with the labels of another data set"),
-    "semi": ("transferring", "train the encoder on with a small share of the labels"),
-    "robustness": ("transferring", "a linear probe on other test sets and corrupted images"),
-    "encode": (
-        "evaluating",
-        "representations or codes of images: simplicia encode RUN images/ --out codes.npz",
-    ),
-    "export": ("exporting", "the encoder, or all up to a layer, as a file: simplicia export RUN model.onnx"),
-    "analyze": ("analysing", "look inside: entropy, coherence, spectrum, what simplices fire on, retrieval"),
-    "reproduce": (
-        "reproducing",
-        "a table or figure of the paper, measured: simplicia reproduce table1 --only byol",
-    ),
-    "sweep": (
-        "searching",
-        "try many settings: simplicia sweep shapes-byol-sem --grid sem.simplices=16,64,256",
-    ),
-    "bound": ("searching", "what Theorem 1 says, in theory or of a run: simplicia bound [RUN]"),
-    "report": ("reporting", "one HTML page of a run, or of several: simplicia report RUN [RUN …]"),
-    "bench": ("timing", "how fast a step is: simplicia bench step cifar100-byol-sem"),
-    "cost": ("costing", "parameters, FLOPs and memory of recipes: simplicia cost cifar100-byol-sem"),
-    "recipes": ("listing", "the named recipes"),
-    "datasets": ("listing", "the data sets"),
-    "methods": ("listing", "the methods and their options"),
-}
+    *("analyze", "report", "reproduce", "sweep", "bound", "bench", "cost", "lists"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its status is 0 when done, 2 when what was given was wrong, 75 when more is to do."""
+    """Run a command; returns its exit status.
+
+    0: done. 1: training diverged, or some of the work failed. 2: the input was wrong. 75: time is up, the
+    same command continues. 130, 143: interrupted, terminated.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with _ended_in_order():
-            return _dispatch(words)
+        with _raise_on_sigterm():
+            _dispatch(words)
+            return 0
     except UserError as error:
         return _complain(str(error), 2)
     except (Diverged, Failed) as error:
@@ -72,55 +60,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":
-            less = "fewer images or another layer need less"
+            less = "use fewer images or another layer"
             if words[0] == "pretrain":
-                less = "a smaller --batch-size or --sem.simplices needs less"
+                less = "use a smaller --batch-size or --sem.simplices"
             return _complain(f"the device is out of memory; {less}", 2)
         raise
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM came: as Ctrl-C, so that what was begun is cleared away."""
+    """SIGTERM arrived; like Ctrl-C it lets context managers clean up."""
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM raises here, unless what is under way handles it itself; only the main thread can have that."""
+def _raise_on_sigterm() -> Iterator[None]:
+    """Raise ``_Terminated`` on SIGTERM, unless the work installs a handler of its own."""
 
-    def end(number: int, _: object) -> None:
+    def stop(number: int, frame: object) -> None:
         raise _Terminated
 
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # others cannot install handlers
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        lines = [f"  {name:10} {words}" for name, (_, words) in VERBS.items()]
-        print("usage: simplicia VERB …   (simplicia VERB --help says more)\n\n" + "\n".join(lines))
-        return 0
-    if arguments[0] == "--version":
+def _dispatch(arguments: list[str]) -> None:
+    name, *rest = arguments or ["--help"]
+    if name == "--version":
         from simplicia import __version__
 
         print(f"simplicia {__version__}")
-        return 0
-    if arguments[0] not in VERBS:
-        raise unknown("verb", arguments[0], VERBS)
-    module = importlib.import_module(f"simplicia.cli.{VERBS[arguments[0]][0]}")
-    getattr(module, arguments[0])(arguments[1:])
-    return 0
+        return
+    for module in MODULES:
+        importlib.import_module(f"simplicia.cli.{module}")
+    if name in ("-h", "--help", "help"):
+        print("usage: simplicia VERB …   (options of a verb: simplicia VERB --help)\n")
+        for name, verb in VERBS.items():
+            print(f"  {name:10} {verb.summary}")
+        return
+    if name not in VERBS:
+        raise unknown("verb", name, VERBS)
+    verb = VERBS[name]
+    verb.function(Parser(verb.usage, verb.function.__doc__), rest)
 
 
 def _complain(message: str, status: int) -> int:
     print(f"simplicia: {' '.join(message.split())}", file=sys.stderr)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

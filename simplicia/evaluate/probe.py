@@ -86,7 +86,7 @@ PRESETS = {
 
 
 def preset(name: str) -> ProbeSettings:
-    """A copy of the settings of a name: "quick", the shorter "demo", or those of the paper for "cifar" and "imagenet"."""
+    """A copy of a preset: "quick", the shorter "demo", or the paper's for "cifar" and "imagenet"."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return dataclasses.replace(PRESETS[name])

@@ -93,7 +93,7 @@ def claim(folder: Path, recipe: Recipe, resume: bool) -> None:
 
 def _taken(folder: Path) -> UserError:
     what = "a run" if (folder / "recipe.yaml").exists() else "other files"
-    hint = "add --resume (resume=True) to go on with it, or " if what == "a run" else ""
+    hint = "add --resume (resume=True) to continue it, or " if what == "a run" else ""
     return UserError(f"{folder} holds {what}; {hint}give another --out")
 
 

@@ -130,7 +130,7 @@ class Trainer:
         if self.fabric.world_size > 1:
             requested = bool(self.fabric.all_reduce(torch.tensor(float(requested)), reduce_op="sum").item())
         if requested and not self.is_last:
-            message = f"stopped at step {self.done} of {self.total}; go on with: {resume}"
+            message = f"stopped at step {self.done} of {self.total}; continue with: {resume}"
             self.stop = Interrupted(message, signal)
 
     def state(self, loss: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The demo, cut short: all it promises is there, and training beats an untrained encoder by far."""
+"""The demo with few epochs: it shows what it promises, and training beats an untrained encoder by far."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from simplicia.evaluate.features import encoder_features
 from simplicia.evaluate.probe import preset
 
 
-def test_demo_shows_and_measures(tmp_path, capsys):
+def test_the_demo_draws_and_measures(tmp_path, capsys):
     assert cli.main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "2"]) == 0
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "demo" / "demo.json").read_text())

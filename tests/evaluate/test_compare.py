@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from simplicia import cli
-from simplicia.cli.evaluating import _column
+from simplicia.cli.compare import column
 from simplicia.data.datasets import load
 from simplicia.evaluate.compare import compare
 
@@ -122,7 +122,7 @@ def test_a_trial_of_other_settings_leaves_the_probe_that_was_there(runs, tmp_pat
     assert new == {f"probe-{'quick-changed-' if b else ''}encoder{b}.json" for b in changed}
     capsys.readouterr()
     assert cli.main(["compare", str(run)]) == 0
-    assert "±: standard error of the test images; of several seeds their" in capsys.readouterr().out
+    assert "±: standard error of the test images, or the standard deviation over" in capsys.readouterr().out
     variants = [
         row["variant"] for row in compare([run]).to_json()["rows"] if row["protocol"] == "linear probe"
     ]
@@ -160,8 +160,8 @@ def test_a_run_that_was_trained_on_is_told_from_what_it_was(runs, tmp_path):
         old, new = row["cells"]
         assert (old is None) is not (new is None)
         assert (f"of an earlier checkpoint, step {step}" in row["variant"]) is (old is not None)
-    assert _column(found["runs"][0]).endswith(f", stopped at step {step + 5} of {step + 9})")
-    assert "stopped" not in _column(found["runs"][1])
+    assert column(found["runs"][0]).endswith(f", stopped at step {step + 5} of {step + 9})")
+    assert "stopped" not in column(found["runs"][1])
 
 
 def test_folders_of_one_name_share_neither_files_nor_rows(runs, folder, tmp_path, draw, capsys):
@@ -240,7 +240,7 @@ def test_mistakes_are_one_line_and_status_two(runs, folder, tmp_path, capsys):
     told = complaint(capsys, "probe", byol, "--data", lonely, "--validation", 1)
     assert "'class2' has 1, and needs 2" in told
     told = complaint(capsys, "probe", byol, "--temperatures", 0.1)
-    assert "--temperatures are of layer sem; layer 'encoder' takes none" in told
+    assert "--temperatures applies to layer sem; layer 'encoder' takes none" in told
     (tmp_path / "competition").mkdir()
     shutil.copytree(folder / "train", tmp_path / "competition/train")
     shutil.copytree(next((folder / "train").iterdir()), tmp_path / "competition/test")

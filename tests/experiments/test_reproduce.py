@@ -207,7 +207,9 @@ def test_command_stops_at_its_deadline_and_continues(images, tmp_path, capsys):
     words = "table1", "--only", "simclr + sem", "--probe-minutes", "0", "--minutes"
     assert call(images, tmp_path, *words, "0.02", epochs=100_000) == 75
     error = capsys.readouterr().err
-    assert re.search(r"stopped at step \d+ of 200000: the time is up; go on with: simplicia reproduce", error)
+    assert re.search(
+        r"stopped at step \d+ of 200000: the time is up; continue with: simplicia reproduce", error
+    )
     (run,) = (tmp_path / "runs").glob("simclr-sem-100000-*")
     step = json.loads((checkpoint.latest(run / "checkpoint") / "state.json").read_text())["step"]
     assert f"step {step} of" in error
@@ -273,7 +275,7 @@ def test_killed_command_continues_from_the_checkpoint(images, tmp_path, monkeypa
         patch.setattr(Step, "__call__", signal_at_3)
         assert cli.main(words) == 143
     error = capsys.readouterr().err
-    assert "stopped at step 4 of 10; what is done is kept; go on with: " in error
+    assert "stopped at step 4 of 10; finished work is kept; continue with: " in error
     (run,) = (tmp_path / "runs").glob("[!.]*")
     assert [path.name for path in (run / "checkpoint").iterdir()] == ["step-000000004"]
     log, deadline = (run / "log.jsonl").stat().st_ino, time.monotonic() + 120

@@ -57,7 +57,7 @@ def test_signal_is_not_swallowed_by_error_handlers(images, table1, monkeypatch, 
     handler = signal.getsignal(number)
     assert call(images, table1, "entropy", "--only", "tau_p=1") == 128 + number
     error = capsys.readouterr().err
-    assert "stopped; what is done is kept; go on with: simplicia reproduce " in error
+    assert "stopped; finished work is kept; continue with: simplicia reproduce " in error
     assert signal.getsignal(number) is handler
 
 

@@ -793,7 +793,9 @@ def test_images_in_memory_train_as_those_of_a_set(tmp_path):
     with pytest.raises(UserError, match="given from Python, and are gone"):
         load_labelled(run)
     longer = {**small, "epochs": 2, "out": tmp_path / "b", "deadline": time.monotonic()}
-    with pytest.raises(Interrupted, match=r"go on with: the same call of pretrain, with out=.*resume=True"):
+    with pytest.raises(
+        Interrupted, match=r"continue with: the same call of pretrain, with out=.*resume=True"
+    ):
         simplicia.pretrain("shapes-byol-sem", data=found.images, **longer)
     del longer["deadline"]
     with pytest.raises(UserError, match="given from Python, and are gone"):
