@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from simplicia.errors import UserError
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
@@ -23,6 +25,24 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def write_errors(what: str, path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a UserError such as "the page cannot be written to a/b: …"."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what} cannot be written to {path}: {error.strerror}") from error
+
+
+def write_file(path: Path, content: bytes, what: str) -> Path:
+    """Write a file atomically, with its folder; a UserError says ``what`` could not be written."""
+    with write_errors(what, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            temporary.write_bytes(content)
+    return path
 
 
 def remove_leftovers(path: Path) -> None:

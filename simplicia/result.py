@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from simplicia.errors import UserError
-from simplicia.files import atomic_write
+from simplicia.files import write_file
 
 LARGEST = 1e300  # arithmetic with larger numbers overflows
 
@@ -49,14 +49,17 @@ class Record:
         """Build a record from parsed JSON; a ValueError names the first field that has the wrong type."""
         if not isinstance(value, dict):
             raise ValueError(f"it is a {type(value).__name__}, not an object")
+        values = {str(name): part for name, part in value.items() if name != "details"}
         hints = typing.get_type_hints(cls)
-        for name in _field_names(cls):
-            if name in value and not _fits(value[name], hints[name]):
-                raise ValueError(f"{name} is {str(value[name])[:80]!r}")
+        for name in [name for name in _field_names(cls) if name in values]:
+            try:
+                values[name] = _convert(values[name], hints[name])
+            except TypeError:
+                raise ValueError(f"{name} is {str(values[name])[:80]!r}") from None
         missing = [f.name for f in dataclasses.fields(cls) if _is_required(f) and f.name not in value]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")
-        return cls.make(**{str(name): part for name, part in value.items() if name != "details"})
+        return cls.make(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Return the flat dictionary that a file holds, without the fields that are None."""
@@ -180,12 +183,7 @@ def read_results(run_dir: Path) -> list[Result]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically; a UserError if the disk does not take it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"the result cannot be written to {path}: {error.strerror}") from error
+    write_file(path, (json.dumps(value, indent=1) + "\n").encode(), "the result")
 
 
 def percent(correct: float, total: int, top5: float | None = None) -> dict[str, float]:
@@ -242,24 +240,27 @@ def _is_required(f: dataclasses.Field) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a JSON value has the type of a field."""
+def _convert(value: Any, hint: Any) -> Any:
+    """Check that a JSON value has the type of a field, and make objects the records they stand for."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, argument) for argument in arguments)
-    if hint is Any:
-        return True
-    if hint is type(None):
-        return value is None
-    if hint is float:
-        return is_number(value)
-    if hint is int:
-        return isinstance(value, int) and is_number(value)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
-    return isinstance(value, hint)
+        if value is None and type(None) in arguments:
+            return None
+        *first, last = (argument for argument in arguments if argument is not type(None))
+        for argument in first:
+            with suppress(TypeError, ValueError):
+                return _convert(value, argument)
+        return _convert(value, last)
+    if isinstance(value, dict) and isinstance(hint, type) and issubclass(hint, Record):
+        return hint.from_json(value)
+    if isinstance(value, list) and origin is list:
+        return [_convert(item, arguments[0]) for item in value]
+    if isinstance(value, dict) and origin is dict:
+        return {name: _convert(item, arguments[1]) for name, item in value.items()}
+    is_valid = hint is Any or isinstance(value, int | float if hint is float else origin or hint)
+    if not is_valid or (hint in (int, float) and not is_number(value)):
+        raise TypeError
+    return value
 
 
 def _check_numbers(row: dict[str, Any], names: Sequence[str], needed: Sequence[str]) -> None:

@@ -29,16 +29,13 @@ def top_features(weight: Array, k: int) -> tuple[np.ndarray, np.ndarray]:
     if not values.isfinite().all():
         raise ValueError("weight holds numbers that are not finite")
     magnitude = values.abs()
-    least = magnitude.topk(k).values[:, -1:]
-    # topk is fast but picks any of equal ones; a stable sort of the few candidates picks the first
-    candidates = [row.nonzero()[:, 0] for row in magnitude >= least]
-    order = torch.stack(
-        [
-            few[row[few].sort(descending=True, stable=True).indices[:k]]
-            for row, few in zip(magnitude, candidates, strict=True)
-        ]
-    )
-    return order.cpu().numpy(), values.gather(1, order).double().cpu().numpy()
+    order = []
+    for row, least in zip(magnitude, magnitude.topk(k).values[:, -1], strict=True):
+        # topk is fast but picks any of equal ones; a stable sort of the few candidates picks the first
+        candidates = (row >= least).nonzero()[:, 0]
+        order.append(candidates[row[candidates].sort(descending=True, stable=True).indices[:k]])
+    indices = torch.stack(order)
+    return indices.cpu().numpy(), values.gather(1, indices).double().cpu().numpy()
 
 
 def coherence(weight: Array, superclass: Array, k: int) -> float:
@@ -54,46 +51,24 @@ def coherence(weight: Array, superclass: Array, k: int) -> float:
 
 def coherence_curve(weight: Array, superclass: Array, most: int) -> tuple[list[float], list[int]]:
     """Coherence for each k from 1 to ``most``, and how many classes have no neighbour then."""
+    from scipy.sparse import csr_array
+
     groups = torch.as_tensor(superclass).cpu().numpy()
     indices, values = top_features(weight, most)
-    if groups.shape != (len(indices),):
-        raise ValueError(f"superclass is {groups.shape}; it must be ({len(indices)},), one for each class")
-    first = _first_shared(indices, values)
+    classes = len(indices)
+    if groups.shape != (classes,):
+        raise ValueError(f"superclass is {groups.shape}; it must be ({classes},), one for each class")
     same = groups[:, None] == groups
     curve, isolated = [], []
-    for k in range(most):
-        near = first <= k
-        count = near.sum(1)
-        agreeing = (near & same).sum(1)
+    for k in range(1, most + 1):
+        linked = (values[:, :k] != 0).astype(float).ravel()
+        links = csr_array((linked, indices[:, :k].ravel(), np.arange(0, classes * k + 1, k)))
+        near = (links @ links.T).toarray() > 0
+        np.fill_diagonal(near, False)  # no class is its own neighbour
+        count, agreeing = near.sum(1), (near & same).sum(1)
         curve.append(float((agreeing / np.maximum(count, 1)).mean()))
         isolated.append(int((count == 0).sum()))
     return curve, isolated
-
-
-def _first_shared(indices: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """For each pair of classes, the rank at which they first share a feature: (C, C), k if they never do."""
-    classes, k = indices.shape
-    first = np.full((classes, classes), k)
-    for members, ranks in _by_feature(indices, values).values():
-        if len(members) > 1:
-            pair = np.ix_(members, members)
-            first[pair] = np.minimum(first[pair], np.maximum(ranks[:, None], ranks))
-    np.fill_diagonal(first, k)  # nobody is its own neighbour
-    return first
-
-
-def _by_feature(indices: np.ndarray, values: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """The classes linked to each feature, and the feature's rank in each."""
-    linked, ranks = np.nonzero(values)
-    features = indices[linked, ranks]
-    order = np.argsort(features, kind="stable")
-    features, linked, ranks = features[order], linked[order], ranks[order]
-    names, starts = np.unique(features, return_index=True)
-    ends = [*starts[1:], len(features)]
-    return {
-        name: (linked[start:end], ranks[start:end])
-        for name, start, end in zip(names.tolist(), starts, ends, strict=False)
-    }
 
 
 def coherence_graph(weight: Array, k: int, classes: Sequence[str] = ()) -> "networkx.Graph":
@@ -105,15 +80,15 @@ def coherence_graph(weight: Array, k: int, classes: Sequence[str] = ()) -> "netw
     import networkx
 
     indices, values = top_features(weight, k)
+    linked = values != 0
+    shared = np.bincount(indices[linked], minlength=indices.max() + 1) > 1
     graph = networkx.Graph()
     for i in range(len(indices)):
-        name = classes[i] if classes else f"class {i}"
-        graph.add_node(f"class {i}", bipartite=0, index=i, name=name)
-    for feature, (members, ranks) in _by_feature(indices, values).items():
-        if len(members) > 1:
-            graph.add_node(f"feature {feature}", bipartite=1, index=feature, name=f"feature {feature}")
-            for i, rank in zip(members.tolist(), ranks.tolist(), strict=True):
-                graph.add_edge(f"class {i}", f"feature {feature}", weight=float(values[i, rank]))
+        graph.add_node(f"class {i}", bipartite=0, index=i, name=classes[i] if classes else f"class {i}")
+    for i, rank in np.argwhere(linked & shared[indices]).tolist():
+        feature = int(indices[i, rank])
+        graph.add_node(f"feature {feature}", bipartite=1, index=feature, name=f"feature {feature}")
+        graph.add_edge(f"class {i}", f"feature {feature}", weight=float(values[i, rank]))
     return graph
 
 

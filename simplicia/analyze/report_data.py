@@ -1,4 +1,4 @@
-"""What an analysis of a run holds, and its folder.
+"""The content of an analysis, and its folder.
 
 ``RUN/analysis/`` holds
 
@@ -13,14 +13,12 @@ An image is named by its index in the split. A feature is simplex * vertices + v
 """
 
 import json
-import math
-import typing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from simplicia.errors import UserError
-from simplicia.files import atomic_write
+from simplicia.files import write_file
 from simplicia.result import Record, Result
 
 FORMAT = 1
@@ -28,14 +26,7 @@ Column = list[float | None]
 
 
 class Part(Record):
-    """A part of an analysis. Reading checks it and everything within; writing keeps nulls."""
-
-    @classmethod
-    def from_json(cls, value: Any) -> Self:
-        if isinstance(value, dict):
-            hints = typing.get_type_hints(cls)
-            value = {name: _nested(part, hints.get(name)) for name, part in value.items()}
-        return super().from_json(value)
+    """A part of an analysis; fields that are None are written as null."""
 
     def to_json(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "details"}
@@ -43,7 +34,7 @@ class Part(Record):
 
 @dataclass
 class Request(Part):
-    """What an analysis depends on: an equal request needs no new analysis."""
+    """The inputs of an analysis: an equal request needs no new analysis."""
 
     step: int
     trained_seconds: float
@@ -278,13 +269,10 @@ class Analysis(Part):
 
     def write(self, path: Path) -> Path:
         """Write JSON that browsers read: a number that is not finite becomes null."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(_plain(self), allow_nan=False, separators=(",", ":")) + "\n")
-        except OSError as error:
-            raise UserError(f"the analysis cannot be written to {path}: {error.strerror}") from error
-        return path
+        value = json.loads(
+            json.dumps(self, default=lambda part: part.to_json()), parse_constant=lambda _: None
+        )
+        return write_file(path, (json.dumps(value, separators=(",", ":")) + "\n").encode(), "the analysis")
 
 
 def read(folder: Path) -> Analysis | None:
@@ -301,26 +289,3 @@ def read(folder: Path) -> Analysis | None:
         raise UserError(
             f"the analysis in {folder} is incomplete: {error}; simplicia analyze RUN --again repeats it"
         ) from error
-
-
-def _nested(value: Any, hint: Any) -> Any:
-    """The value with a Part for each object that the hint has one for; the rest is checked by Record."""
-    for option in typing.get_args(hint) if isinstance(value, list | dict) else ():
-        if isinstance(value, list) and typing.get_origin(hint) is list:
-            return [_nested(item, option) for item in value]
-        if isinstance(value, dict) and typing.get_origin(hint) is dict and option is not str:
-            return {name: _nested(item, option) for name, item in value.items()}
-        value = _nested(value, option)
-    is_record = isinstance(hint, type) and issubclass(hint, Record)
-    return hint.from_json(value) if is_record and isinstance(value, dict) else value
-
-
-def _plain(value: Any) -> Any:
-    """JSON of parts and of what they hold, with null for numbers that JSON does not have."""
-    if isinstance(value, Record):
-        value = value.to_json()
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

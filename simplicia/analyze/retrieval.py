@@ -1,38 +1,27 @@
-"""Retrieval: the images that share most codes with a query, and how many of them are of its class."""
+"""Retrieval: the images most similar to a query, and how many of them are of its class."""
+
+from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from simplicia.neighbours import overlap
+
 
 @torch.no_grad()
-def nearest(codes: Tensor, queries: Tensor, k: int, vertices: int) -> tuple[Tensor, Tensor]:
-    """The k other images with most codes in common with each query, and the share in common: (Q, k) both.
+def nearest(
+    rows: Tensor, queries: Tensor, k: int, similarity: Callable[[Tensor, Tensor], Tensor] = overlap
+) -> tuple[Tensor, Tensor]:
+    """The k other images most similar to each query, and the similarity: (Q, k) both.
 
-    ``codes`` are (N, L) integers, ``queries`` the indices of some of them. Of equally near images the lower
-    index comes first. A sum over simplices of products of one-hot vectors, some simplices at a time.
+    ``rows`` are the codes (N, L) of all images, or features (N, D) with ``neighbours.cosine``; ``queries``
+    the indices of some of them. Of equally similar images the lower index comes first.
     """
-    n, simplices = codes.shape
-    k = min(k, n - 1)
-    shared = torch.zeros(len(queries), n, device=codes.device)
-    for part in codes.split(max(1, 2**23 // (n * vertices)), dim=1):
-        bank = F.one_hot(part.long(), vertices).float().flatten(1)
-        shared.addmm_(bank[queries], bank.T)
-    count = shared.round().long()
-    count.scatter_(1, queries[:, None], -1)  # an image is not its own neighbour
-    order = count * n + torch.arange(n - 1, -1, -1, device=codes.device)
-    neighbours = order.topk(k).indices
-    return neighbours, count.gather(1, neighbours).double() / simplices
-
-
-@torch.no_grad()
-def nearest_by_cosine(features: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k other images of largest cosine with each query, and that cosine: the baseline of the codes."""
-    unit = F.normalize(features.float(), dim=1)
-    cosine = unit[queries] @ unit.T
-    cosine.scatter_(1, queries[:, None], -2.0)
-    best = cosine.topk(min(k, len(features) - 1))
-    return best.indices, best.values
+    scores = similarity(rows[queries], rows)
+    scores.scatter_(1, queries[:, None], -torch.inf)  # an image is not its own neighbour
+    values, indices = scores.sort(dim=1, descending=True, stable=True)
+    k = min(k, len(rows) - 1)
+    return indices[:, :k], values[:, :k]
 
 
 def precision(neighbours: Tensor, queries: Tensor, labels: Tensor, ks: list[int]) -> list[float]:

@@ -16,12 +16,13 @@ from simplicia.analyze.atlas import Atlas, largest
 from simplicia.analyze.covariance_spectrum import effective_rank, spaced, spectrum
 from simplicia.analyze.entropy import EntropyHistogram
 from simplicia.analyze.report_data import Analysis
-from simplicia.analyze.retrieval import chance, nearest, nearest_by_cosine, precision
+from simplicia.analyze.retrieval import chance, nearest, precision
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
 from simplicia.evaluate.make_result import data_suffix
+from simplicia.neighbours import cosine
 from simplicia.progress import Progress
 from simplicia.provenance import versions
 from simplicia.representation import represent
@@ -315,8 +316,8 @@ class Study:
             return None
         queries = _sample(n, 1000).to(features.device)
         ks = [k for k in PRECISION_AT if k < n]
-        neighbours = {} if codes is None else {"codes": nearest(codes, queries, ks[-1], self.vertices)}
-        neighbours["encoder"] = nearest_by_cosine(features, queries, ks[-1])
+        neighbours = {} if codes is None else {"codes": nearest(codes, queries, ks[-1])}
+        neighbours["encoder"] = nearest(features, queries, ks[-1], cosine)
         labels = {} if self.labels is None else {"by_class": self.labels}
         if self.labels is not None and self.superclass is not None:
             labels["by_superclass"] = self.superclass[self.labels]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from simplicia.errors import UserError
+from simplicia.files import write_errors
 from simplicia.result import Record, is_number, write_json
 
 # equal in these: the same cell, measured again
@@ -102,26 +103,21 @@ def read(path: Path) -> list[CellResult]:
 
 def put(path: Path, results: list[CellResult]) -> None:
     """Replace the results of the same cells; all others stay, also those other processes write meanwhile."""
-    try:
+    with write_errors("results", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(path.parent):
             new = {result.identity: result for result in results}
             old = [row for row in read(path) if not any(result.supersedes(row) for result in results)]
             merged = [new.pop(row.identity, row) for row in old] + list(new.values())
             write_json(path, [row.to_json() for row in merged])
-    except OSError as error:
-        raise UserError(f"results cannot be written to {path}: {error.strerror}") from error
 
 
 def check(path: Path) -> None:
     """Raise a UserError if results cannot be added to a file: before hours of training, not after."""
     read(path)
     parent = next(folder for folder in path.absolute().parents if folder.exists())
-    try:
-        with tempfile.TemporaryFile(dir=parent):
-            pass
-    except OSError as error:
-        raise UserError(f"results cannot be written to {path}: {error.strerror}") from error
+    with write_errors("results", path), tempfile.TemporaryFile(dir=parent):
+        pass
 
 
 @contextmanager
