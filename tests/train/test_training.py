@@ -337,7 +337,7 @@ def test_diverging_stops_and_keeps_the_last_good_checkpoint(folder, tmp_path):
     assert newest is None or all(t.isfinite().all() for t in checkpoint.read(newest)[0].values())
 
 
-def test_health_is_logged_and_collapse_is_told(folder, tmp_path, capfd):
+def test_health_is_logged_and_collapse_is_reported(folder, tmp_path, capfd):
     run = simplicia.pretrain(
         "byol-sem", out=tmp_path / "run", **settings(folder, **{"quiet": False, "optim.lr": 0.0})
     )
@@ -350,12 +350,13 @@ def test_health_is_logged_and_collapse_is_told(folder, tmp_path, capfd):
     from simplicia.train import health
 
     same = torch.ones(8, 128) + 1e-4 * torch.randn(8, 128)
-    output = methods.Output(torch.tensor(0.1), (same, same), (torch.full((8, 104), 1 / 13),) * 2)
+    uniform = torch.full((8, 104), 1 / 13) - run.method.online.offset
+    output = methods.Output(torch.tensor(0.1), (same, same), (uniform,) * 2)
     figures = health.measure(run.method, output)
     told = health.warnings(run.method, figures, 90, 100, 8)
     assert told.keys() == {"collapse", "uniform"} and "temperature may be too high" in told["uniform"]
-    winners = torch.nn.functional.one_hot(torch.randint(13, (8, 8)), 13).flatten(1) - 1 / 13
-    output = methods.Output(torch.tensor(0.1), (same, same), (winners.bfloat16(),) * 2, 1 / 13)
+    one_hot = torch.nn.functional.one_hot(torch.randint(13, (8, 8)), 13).flatten(1) - run.method.online.offset
+    output = methods.Output(torch.tensor(0.1), (same, same), (one_hot.bfloat16(),) * 2)
     assert 0 <= health.measure(run.method, output)["entropy"] < 0.02  # as a low temperature has it on a GPU
     healthy = health.measure(run.method, run.method([torch.randn(16, 3, 16, 16)] * 2))
     assert healthy["feature_std"] > 0.05 and 1 < healthy["effective_rank"] <= 16
@@ -790,7 +791,7 @@ def test_images_in_memory_train_as_those_of_a_set(tmp_path):
         for key, value in named.method.state_dict().items():
             assert torch.equal(run.method.state_dict()[key], value), (name, key)
     assert run.recipe.data == "memory" and run.encode(found.images[:2]).shape[0] == 2
-    with pytest.raises(UserError, match="given from Python, and are gone"):
+    with pytest.raises(UserError, match="got its images from Python and did not keep them"):
         load_labelled(run)
     longer = {**small, "epochs": 2, "out": tmp_path / "b", "deadline": time.monotonic()}
     with pytest.raises(
@@ -798,7 +799,7 @@ def test_images_in_memory_train_as_those_of_a_set(tmp_path):
     ):
         simplicia.pretrain("shapes-byol-sem", data=found.images, **longer)
     del longer["deadline"]
-    with pytest.raises(UserError, match="given from Python, and are gone"):
+    with pytest.raises(UserError, match="got its images from Python and did not keep them"):
         simplicia.pretrain("shapes-byol-sem", resume=True, **longer)
     assert simplicia.pretrain("shapes-byol-sem", data=found.images, resume=True, **longer).finished
     for wrong, words in (
