@@ -10,8 +10,8 @@ from simplicia.progress import Progress, say
 from simplicia.run import Run, load
 from simplicia.train import auto, checkpoint, run_dir
 from simplicia.train.hooks import Checkpoints, Logging, OnlineProbes, StopOnRequest
-from simplicia.train.log import Log
 from simplicia.train.recipe import Recipe
+from simplicia.train.run_dir import Log
 from simplicia.train.trainer import Hook, Trainer
 
 __all__ = ["load", "pretrain"]

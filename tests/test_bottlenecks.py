@@ -17,7 +17,7 @@ from simplicia.evaluate.knn import knn
 from simplicia.representation import represent
 from simplicia.run import Run
 from simplicia.settings import with_changes
-from simplicia.train import checkpoint, optim, recipes
+from simplicia.train import checkpoint, recipes, step
 from simplicia.train.step import Step
 
 SIZES = {"simplices": 6, "vertices": 4, "dimensions": 3}
@@ -271,7 +271,7 @@ def test_every_embedder_trains_a_step(embedder, norm, decay):
     recipe.checked()
     torch.manual_seed(0)
     method = recipe.build()
-    optimizer = optim.create(method, recipe.optim, method.rates(), torch.tensor(0.1))
+    optimizer = step.create_optimizer(method, recipe.optim, method.rates(), torch.tensor(0.1))
     of = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     before = {name: p.detach().clone() for name, p in method.named_parameters() if p.requires_grad}
     loss = method(views()).loss

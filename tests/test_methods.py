@@ -11,8 +11,8 @@ from torch.nn.utils.parametrizations import weight_norm
 from simplicia import bottlenecks, encoders, methods
 from simplicia.methods import TargetMethod
 from simplicia.methods.base import Queue
-from simplicia.train import optim
 from simplicia.train.recipe import OptimSettings
+from simplicia.train.step import create_optimizer
 
 PAIRS = [(m, b) for m in methods.names() for b in bottlenecks.names()]
 WITH_TARGET = [name for name in methods.names() if issubclass(methods.kind(name), TargetMethod)]
@@ -203,7 +203,7 @@ def test_dino_trains_like_a_loop_in_plain_pytorch():
     teacher = copy.deepcopy(student)
 
     settings = OptimSettings(name="lars", lr=lr, weight_decay=1e-2, warmup_epochs=0)
-    optimizer = optim.create(method, settings, method.rates(), torch.tensor(lr))
+    optimizer = create_optimizer(method, settings, method.rates(), torch.tensor(lr))
     centre, velocities = torch.zeros(40), {}
     for step in range(steps):
         batch = views(seed=step)

@@ -10,7 +10,7 @@ from simplicia.errors import UserError
 from simplicia.result import Result
 from simplicia.run import Run
 from simplicia.settings import as_dict
-from simplicia.train.log import lines_of
+from simplicia.train.run_dir import read_log
 
 POINTS = 400  # of a curve
 
@@ -24,7 +24,7 @@ def read(run: Run) -> dict[str, Any]:
         counted = None
     return {
         "run": run_facts(run),
-        "log": read_log(run.path / "log.jsonl"),
+        "log": training_curves(run.path / "log.jsonl"),
         "results": read_results(run.path / "results"),
         "cost": counted,
     }
@@ -48,9 +48,9 @@ def run_facts(run: Run) -> RunFacts:
     )
 
 
-def read_log(path: Path) -> Log:
+def training_curves(path: Path) -> Log:
     """The curves of a log, thinned, and its first 50 warnings."""
-    lines = lines_of(path)
+    lines = read_log(path)
     warnings = [LogWarning(line["step"], str(line["warning"])) for line in lines if "warning" in line]
     return Log(
         _columns([line for line in lines if "loss" in line]),

@@ -12,8 +12,8 @@ from simplicia.evaluate.make_result import join_values
 from simplicia.result import Record, Result, is_number, read_results
 from simplicia.run import LAYERS
 from simplicia.train import checkpoint
-from simplicia.train.log import lines_of
 from simplicia.train.recipe import Recipe, read_yaml
+from simplicia.train.run_dir import read_log
 
 # details that tell apart measurements of one protocol, and how they are written
 VARIANTS = {
@@ -141,7 +141,7 @@ def _offline(run_dir: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Measu
 def _online(run_dir: Path, recipe: Recipe) -> dict[Measurement, Cell]:
     """The last accuracies that the online probes wrote to the log."""
     last: dict[str, float] = {}
-    for line in lines_of(run_dir / "log.jsonl"):
+    for line in read_log(run_dir / "log.jsonl"):
         online = {k: v for k, v in line.items() if k.startswith("online_") and "_accuracy" in k}
         last |= {k: v for k, v in online.items() if is_number(v)}
     cells = {}

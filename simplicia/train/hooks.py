@@ -10,8 +10,8 @@ from typing import Any
 from simplicia.errors import Diverged
 from simplicia.methods import Output
 from simplicia.progress import Progress
-from simplicia.train import checkpoint, health
-from simplicia.train.log import Log
+from simplicia.train import checkpoint, monitor
+from simplicia.train.run_dir import Log
 from simplicia.train.trainer import Hook, Trainer
 
 Clock = Callable[[], float]
@@ -72,7 +72,7 @@ class Logging(Hook):
         if done % self.every and not trainer.is_last:
             self.progress.update(done)
             return
-        figures = health.measure(trainer.method, output)
+        figures = monitor.health(trainer.method, output)
         now = time.monotonic()
         speed = (done - self.mark[1]) * recipe.batch_size / (now - self.mark[0])
         self.mark = now, done
@@ -80,7 +80,7 @@ class Logging(Hook):
         epoch, lr = (done - 1) // trainer.steps_per_epoch, trainer.step.lr.item()
         self._write(done, epoch=epoch, lr=lr, images_per_s=speed, **figures)
         self.progress.update(done, f"loss {figures['loss']:.3f}, {speed:,.0f} images/s")
-        problems = health.warnings(
+        problems = monitor.warnings(
             trainer.method, figures, done, trainer.total, recipe.actual_micro_batch_size
         )
         for kind, text in problems.items():

@@ -1,18 +1,20 @@
-"""A run's directory: where it goes, its lock, and what may change when it is resumed."""
+"""A run's directory: where it goes, its lock, its log, and what may change when it is resumed."""
 
 import dataclasses
+import importlib.util
+import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from simplicia.data import datasets
 from simplicia.errors import Busy, UserError
+from simplicia.files import atomic_write
 from simplicia.settings import as_dict, flat, with_changes
 from simplicia.train import checkpoint, recipes
 from simplicia.train.auto import OPEN, check_processes
-from simplicia.train.log import check_loggers
 from simplicia.train.recipe import Recipe, read_yaml, write_yaml
 
 
@@ -199,3 +201,68 @@ def lock(folder: Path, name: str = ".lock") -> Any:
     except (ImportError, OSError):  # Windows, or a file system without locks
         pass
     return file
+
+
+class Log:
+    """Appends to ``log.jsonl``; drops the lines after ``step``, which a resumed run will write again."""
+
+    def __init__(self, path: Path, step: int, loggers: tuple[str, ...] = (), name: str = ""):
+        kept = [line for line in read_log(path) if line["step"] <= step]
+        with atomic_write(path) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        self.path, self.file = path, path.open("a", buffering=1)
+        self.sinks = [_sink(logger, path.parent, name) for logger in loggers]
+
+    def write(self, step: int, **values: Any) -> None:
+        try:
+            self.file.write(json.dumps({"step": step, **values}) + "\n")
+        except OSError as error:
+            error.filename = str(self.path)  # the error of a full disk names no file
+            raise
+        for write, _ in self.sinks:
+            write(step, {k: v for k, v in values.items() if isinstance(v, int | float)})
+
+    def close(self) -> None:
+        self.file.close()
+        for _, close in self.sinks:
+            close()
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a run's log; none if it has no log."""
+    lines = []
+    for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):  # the torn last line of a killed process
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
+
+
+def check_loggers(loggers: tuple[str, ...]) -> None:
+    """Raise UserError if a logger's package is not installed."""
+    for logger in loggers:
+        if importlib.util.find_spec(logger) is None:
+            raise UserError(
+                f"logger {logger!r} needs its package; pip install {logger}, or give --loggers none"
+            )
+
+
+def _sink(logger: str, folder: Path, name: str) -> tuple[Callable[..., Any], Callable[[], Any]]:
+    """Two functions of another logger: ``write(step, values)`` and ``close()``."""
+    if logger == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(folder / "tensorboard"))
+
+        def write(step: int, values: dict[str, float]) -> None:
+            for key, value in values.items():
+                writer.add_scalar(key, value, step)
+
+        return write, writer.close
+    import wandb
+
+    run = wandb.init(project="simplicia", name=name, dir=str(folder))
+    return lambda step, values: run.log(values, step=step), run.finish

@@ -1,23 +1,25 @@
 """One training step: views, forward, backward, optimiser, averages and queues.
 
-Everything random in a step is a function of (seed, step, process), whatever ran before.
+Everything random in a step is a function of (seed, step, process), whatever ran before. Everything that
+changes in the optimiser is a tensor: norms, trust ratios and rates never wait for the host.
 """
 
 import importlib.util
+import math
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from simplicia.data.augmentation import Views
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.devices import allow_variants
 from simplicia.errors import UserError, unknown
 from simplicia.methods import Method, Output
-from simplicia.train import optim
-from simplicia.train.online import OnlineProbe
-from simplicia.train.recipe import Recipe
+from simplicia.train.monitor import OnlineProbe
+from simplicia.train.recipe import OptimSettings, Recipe
 
 ENGINES = ("auto", "eager", "compiled", "captured")
 BACKEND = "inductor"  # of compiled steps
@@ -42,7 +44,7 @@ class Step:
         self.recipe, self.method, self.data, self.views, self.fabric = recipe, method, data, views, fabric
         self.total = recipe.epochs * data.batches
         self.lr = torch.zeros((), device=fabric.device)
-        self.optimizer = optim.create(method, recipe.optim, method.rates(), self.lr)
+        self.optimizer = create_optimizer(method, recipe.optim, method.rates(), self.lr)
         self.probe = probe
         self.setup()
 
@@ -79,7 +81,7 @@ class Step:
         torch.manual_seed(mix_seed(self.recipe.seed, step, self.data.rank))
         settings = self.recipe.optim
         position = epoch if settings.lr_per_epoch else step / self.data.batches
-        self.lr.fill_(optim.learning_rate(settings, self.recipe.batch_size, position, self.recipe.epochs))
+        self.lr.fill_(learning_rate(settings, self.recipe.batch_size, position, self.recipe.epochs))
         self.method.schedule(step, self.total, epoch)
         return self.data.indices(step)
 
@@ -160,7 +162,7 @@ class CapturedStep(Step):
         return self.graph.finite()
 
 
-def create(
+def create_step(
     engine: str,
     recipe: Recipe,
     method: Method,
@@ -198,3 +200,106 @@ def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
     if reason is None and recipe.precision != "bf16":
         return f"the precision is {recipe.precision}, not bf16"
     return reason
+
+
+class LARS(torch.optim.Optimizer):
+    """SGD with momentum, each tensor's step scaled by a trust ratio (You et al., https://arxiv.org/abs/1708.03888).
+
+    d = trust * (g + wd * p),  trust = min(eta * |p| / (|g| + wd * |p| + 1e-8) / lr, 1),
+    v = momentum * v + rate * d,  p = p - lr * v.
+
+    Groups may set ``weight_decay``, ``trust`` (False: plain SGD) and ``rate``, a 0/1 tensor that freezes what
+    is not to move yet, its momentum included. ``lr`` is a tensor shared by all groups.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        lr: Tensor,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        eta: float = 0.02,
+        trust: bool = True,
+        dtype: torch.dtype = torch.float32,  # in which momentum is kept
+    ):
+        defaults = {
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "eta": eta,
+            "trust": trust,
+            "rate": None,
+        }
+        super().__init__(groups, defaults)
+        self.lr, self.dtype = lr, dtype
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, p.grad, group)
+
+    def _update(self, p: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        decay = group["weight_decay"]
+        direction = grad.add(p, alpha=decay) if decay else grad.clone()
+        if group["trust"]:
+            p_norm, g_norm = p.norm(), grad.norm()
+            ratio = group["eta"] * p_norm / (g_norm + decay * p_norm + 1e-8) / self.lr.clamp_min(1e-12)
+            meaningful = (p_norm > 0) & (g_norm > 0)
+            direction.mul_(torch.where(meaningful, ratio.clamp_max(1.0), 1.0))
+        if group["rate"] is not None:
+            direction.mul_(group["rate"])
+        stored = self.velocity(p)
+        velocity = direction.add_(stored, alpha=group["momentum"])
+        stored.copy_(velocity)  # in the precision it is kept in
+        p.sub_(velocity.mul_(self.lr))
+
+    def velocity(self, p: Tensor) -> Tensor:
+        """The momentum of a parameter; zero at first."""
+        state = self.state[p]
+        if "velocity" not in state:
+            state["velocity"] = torch.zeros_like(p, dtype=self.dtype)
+        return state["velocity"]
+
+
+def create_optimizer(
+    method: nn.Module, settings: OptimSettings, rates: dict[str, Tensor], lr: Tensor
+) -> LARS:
+    """The optimiser of whatever requires a gradient; nobody lists parameters by hand.
+
+    ``rates`` maps the name of a module to the 0/1 tensor that multiplies its updates.
+    """
+    groups: dict[tuple[bool, bool, str | None], dict[str, Any]] = {}
+    for name, p in method.named_parameters():
+        if not p.requires_grad:
+            continue
+        excluded = settings.exclude_1d and p.ndim == 1
+        frozen = next((prefix for prefix in rates if name.startswith(prefix + ".")), None)
+        own = settings.embedder_weight_decay is not None and name.startswith("online.bottleneck.")
+        decay = settings.embedder_weight_decay if own else settings.weight_decay
+        group = groups.setdefault(
+            (excluded, own, frozen),
+            {
+                "params": [],
+                "weight_decay": 0.0 if excluded else decay,
+                "trust": settings.name == "lars" and not excluded,
+                "rate": None if frozen is None else rates[frozen],
+            },
+        )
+        group["params"].append(p)
+    dtype = torch.bfloat16 if settings.momentum_bits == "16" else torch.float32
+    return LARS(groups.values(), lr, momentum=settings.momentum, eta=settings.eta, dtype=dtype)
+
+
+def learning_rate(settings: OptimSettings, batch_size: int, epoch: float, epochs: int) -> float:
+    """Linear warm-up, then cosine: the rate at an epoch (whole, or with its fraction)."""
+    peak = settings.lr * batch_size / 256
+    floor = min(settings.min_lr, peak)
+    start = min(settings.warmup_lr, peak)
+    warmup = min(settings.warmup_epochs, epochs / 2)  # a short run must get past its warm-up
+    ramp = warmup - settings.lr_per_epoch  # with one rate per epoch, the last of the warm-up has the peak
+    if epoch < ramp:
+        return start + (peak - start) * epoch / ramp
+    if epoch < warmup:
+        return peak
+    return floor + (peak - floor) * (1 + math.cos(math.pi * (epoch - warmup) / (epochs - warmup))) / 2

@@ -20,9 +20,9 @@ from simplicia.methods import Output
 from simplicia.progress import duration
 from simplicia.provenance import commit, versions
 from simplicia.train import checkpoint, run_dir
-from simplicia.train.online import OnlineProbe
+from simplicia.train.monitor import OnlineProbe
 from simplicia.train.recipe import Recipe
-from simplicia.train.step import create as create_step
+from simplicia.train.step import create_step
 
 
 @dataclass

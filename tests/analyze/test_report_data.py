@@ -319,7 +319,7 @@ def test_torn_logs_and_odd_results_are_read(tmp_path):
     lines = [json.dumps({"step": i, "loss": i / 2, "effective_rank": 1.5}) for i in range(1000)]
     lines += [json.dumps({"step": i, "online_knn_accuracy": i}) for i in (5, 10)]
     log.write_text("\n".join([*lines, '{"step": 1000, "warning": "<b>"}', '{"step": 10', "[]", "7"]))
-    found = run_facts.read_log(log)
+    found = run_facts.training_curves(log)
     assert len(found["train"]["step"]) == 400
     assert found["train"]["step"][0] == 0 and found["train"]["step"][-1] == 999
     assert found["online"] == {"step": [5, 10], "online_knn_accuracy": [5, 10]}

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from simplicia.analyze import effective_rank, spectrum
-from simplicia.train import health
+from simplicia.train import monitor
 
 
 def dense(features):
@@ -45,7 +45,7 @@ def test_the_randomised_way_is_close():
 
 def test_effective_rank_is_the_logs():
     features = sample(60, 30).float()
-    assert effective_rank(spectrum(features)) == pytest.approx(health.effective_rank(features), rel=1e-4)
+    assert effective_rank(spectrum(features)) == pytest.approx(monitor.effective_rank(features), rel=1e-4)
     # four directions used alike are four
     square = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
     assert effective_rank(spectrum(torch.block_diag(square, square))) == pytest.approx(4)

@@ -17,7 +17,7 @@ from simplicia.methods.simclr import SimCLR
 from simplicia.settings import with_changes
 from simplicia.train import recipes, step
 from simplicia.train.auto import resolve
-from simplicia.train.online import OnlineProbe
+from simplicia.train.monitor import OnlineProbe
 
 everywhere = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 QUICK = {"optim.warmup_epochs": 0, "optim.lr": 0.02}
@@ -284,5 +284,5 @@ def test_sixteen_bit_momentum_trains_as_well(device):
 def test_auto_captures_on_a_gpu():
     eager = build("cifar100-byol-sem", "eager")
     method = eager.recipe.build().cuda()
-    made = step.create("auto", eager.recipe, method, eager.data, fixed_views, eager.fabric)
+    made = step.create_step("auto", eager.recipe, method, eager.data, fixed_views, eager.fabric)
     assert type(made) is step.CapturedStep

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from simplicia.engine import runner
-from simplicia.train.optim import LARS
+from simplicia.train.step import LARS
 
 triton = pytest.importorskip("triton")
 fused = pytest.importorskip("simplicia.engine.update")

@@ -11,7 +11,7 @@ from simplicia.data.datasets import load
 from simplicia.sem import simplicial
 from simplicia.settings import with_changes
 from simplicia.train import recipes
-from simplicia.train.online import OnlineProbe
+from simplicia.train.monitor import OnlineProbe
 
 SETS = [
     dataclasses.replace(s, images=s.images[:80], labels=s.labels[:80])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from simplicia.train.optim import LARS, create
 from simplicia.train.recipe import OptimSettings
+from simplicia.train.step import LARS, create_optimizer
 
 
 def reference(p, grads, lr, momentum, decay, eta, trust):
@@ -72,7 +72,7 @@ def test_every_parameter_is_found_and_grouped(exclude, name):
     model[2].bias.requires_grad_(False)
     rate = torch.zeros(())
     settings = OptimSettings(name=name, exclude_1d=exclude, weight_decay=0.1)
-    optimizer = create(model, settings, {"2": rate}, torch.tensor(1.0))
+    optimizer = create_optimizer(model, settings, {"2": rate}, torch.tensor(1.0))
     groups = {id(p): g for g in optimizer.param_groups for p in g["params"]}
     assert groups.keys() == {id(p) for p in model.parameters() if p.requires_grad}
     for key, p in model.named_parameters():

@@ -9,8 +9,8 @@ import pytest
 from simplicia.errors import UserError
 from simplicia.settings import as_dict, from_dict, with_changes
 from simplicia.train import recipes
-from simplicia.train.optim import learning_rate
 from simplicia.train.recipe import OptimSettings, Recipe, read_yaml, write_yaml
+from simplicia.train.step import learning_rate
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -28,7 +28,7 @@ from simplicia.evaluate.features import encoder_features, load_labelled
 from simplicia.settings import with_changes
 from simplicia.train import auto, checkpoint, trainer
 from simplicia.train.hooks import Checkpoints, StopOnRequest
-from simplicia.train.log import Log
+from simplicia.train.run_dir import Log
 from simplicia.train.step import Step
 
 SMALL = {"epochs": 2, "batch_size": 500, "encoder": "tiny", "sem.simplices": 8, "log_every": 3, "quiet": True}
@@ -347,35 +347,35 @@ def test_health_is_logged_and_collapse_is_reported(folder, tmp_path, capfd):
     ].keys()
     told = [line["warning"] for line in lines if "warning" in line]
     assert len({words.split("(")[0] for words in told}) == len(told)  # each kind once, whatever its numbers
-    from simplicia.train import health
+    from simplicia.train import monitor
 
     same = torch.ones(8, 128) + 1e-4 * torch.randn(8, 128)
     uniform = torch.full((8, 104), 1 / 13) - run.method.online.offset
     output = methods.Output(torch.tensor(0.1), (same, same), (uniform,) * 2)
-    figures = health.measure(run.method, output)
-    told = health.warnings(run.method, figures, 90, 100, 8)
+    figures = monitor.health(run.method, output)
+    told = monitor.warnings(run.method, figures, 90, 100, 8)
     assert told.keys() == {"collapse", "uniform"} and "temperature may be too high" in told["uniform"]
     one_hot = torch.nn.functional.one_hot(torch.randint(13, (8, 8)), 13).flatten(1) - run.method.online.offset
     output = methods.Output(torch.tensor(0.1), (same, same), (one_hot.bfloat16(),) * 2)
-    assert 0 <= health.measure(run.method, output)["entropy"] < 0.02  # as a low temperature has it on a GPU
-    healthy = health.measure(run.method, run.method([torch.randn(16, 3, 16, 16)] * 2))
+    assert 0 <= monitor.health(run.method, output)["entropy"] < 0.02  # as a low temperature has it on a GPU
+    healthy = monitor.health(run.method, run.method([torch.randn(16, 3, 16, 16)] * 2))
     assert healthy["feature_std"] > 0.05 and 1 < healthy["effective_rank"] <= 16
 
 
 def test_a_loss_at_chance_is_told(folder):
     from simplicia import losses
     from simplicia.settings import with_changes
-    from simplicia.train import health, recipes
+    from simplicia.train import monitor, recipes
 
     method = with_changes(recipes.get("shapes-moco"), {"options": HEADS["moco"]}).build()
     figures = {"loss": torch.log(torch.tensor(701.0)).item(), "feature_std": 0.5, "effective_rank": 50.0}
-    assert "ln K" in health.warnings(method, figures, 6, 100, 256)["chance"]
-    assert health.warnings(method, figures, 5, 100, 256) == {}
-    assert health.warnings(method, {**figures, "loss": 3.0}, 90, 100, 256) == {}
+    assert "ln K" in monitor.warnings(method, figures, 6, 100, 256)["chance"]
+    assert monitor.warnings(method, figures, 5, 100, 256) == {}
+    assert monitor.warnings(method, {**figures, "loss": 3.0}, 90, 100, 256) == {}
     simclr = recipes.get("shapes-simclr").build()  # its guesses are among the batch
     same = losses.nt_xent(torch.ones(351, 8), torch.ones(351, 8)).item()
-    assert "ln K" in health.warnings(simclr, {**figures, "loss": same}, 6, 100, 351)["chance"]
-    assert health.warnings(simclr, {**figures, "loss": same}, 6, 100, 64) == {}
+    assert "ln K" in monitor.warnings(simclr, {**figures, "loss": same}, 6, 100, 351)["chance"]
+    assert monitor.warnings(simclr, {**figures, "loss": same}, 6, 100, 64) == {}
 
 
 def test_online_probe_and_knn_are_named_online(tmp_path):

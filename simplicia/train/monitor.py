@@ -1,8 +1,10 @@
-"""Online probes: linear classifiers that learn beside the method, on features no gradient flows back from.
+"""How a run is doing while it trains: health figures, warnings, and online probes.
 
-Their accuracy is cheap and flattering or not as it may be; every result calls it online.
+Online probes are linear classifiers that learn during pre-training, on detached features. Their accuracy is
+cheap to get; every result calls it online.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from simplicia.data.image_ops import center_crop, eval_view
 from simplicia.distributed import average
 from simplicia.methods import Method, Output
 from simplicia.neighbours import vote
-from simplicia.sem import SimplicialEmbedding, simplicial
+from simplicia.sem import SimplicialEmbedding, entropy, simplicial
 
 
 class OnlineProbe:
@@ -120,3 +122,62 @@ def _name(head: str) -> str:
     """The name of a head's accuracy in the log: "sem@0.1" is online_sem_accuracy@0.1."""
     layer, at, temperature = head.partition("@")
     return f"online_{layer}_accuracy{at}{temperature}"
+
+
+@torch.no_grad()
+def health(method: Method, output: Output) -> dict[str, float]:
+    """Loss, spread of the features and entropy of the last batch. Waits for the device: call it rarely."""
+    features = output.features[0].float()
+    figures = {
+        "loss": output.loss.item(),
+        # 1 for features spread evenly over the sphere, 0 when all images have the same feature
+        "feature_std": F.normalize(features, dim=-1).std(0).mean().item() * math.sqrt(features.shape[1]),
+        "effective_rank": effective_rank(features),
+    }
+    bottleneck = method.online.bottleneck
+    if isinstance(bottleneck, SimplicialEmbedding):
+        # in 16 bits, p - 1/V of a probability 0 may be slightly below -1/V
+        simplices = (output.embeddings[0].float() + method.online.offset).clamp_min(0)
+        figures["entropy"] = entropy(simplices, bottleneck.vertices).mean().item()
+    return figures
+
+
+def effective_rank(features: Tensor) -> float:
+    """The number of directions in use: exp of the entropy of the singular values (Roy & Vetterli 2007)."""
+    centred = features - features.mean(0)
+    if not centred.isfinite().all():
+        return float("nan")
+    values = torch.linalg.svdvals(centred)
+    shares = values / values.sum().clamp_min(1e-12)
+    return math.exp(-(shares * shares.clamp_min(1e-12).log()).sum().item())
+
+
+def warnings(
+    method: Method, figures: dict[str, float], step: int, total_steps: int, images: int
+) -> dict[str, str]:
+    """A sentence for each problem that the figures of a batch show, by kind; ``images`` is its size."""
+    problems = {}
+    if figures["feature_std"] < 0.05:
+        problems["collapse"] = (
+            f"collapse: different images have nearly equal features (spread {figures['feature_std']:.3f}); "
+            "a lower learning rate or a longer warm-up usually helps"
+        )
+    elif figures["effective_rank"] < 2:
+        problems["collapse"] = f"collapse: the features use {figures['effective_rank']:.1f} directions"
+    bottleneck = method.online.bottleneck
+    late = step > 0.2 * total_steps
+    if isinstance(bottleneck, SimplicialEmbedding) and bottleneck.vertices > 1 and late:
+        share = figures["entropy"] / math.log(bottleneck.vertices)
+        if share > 0.995:
+            problems["uniform"] = (
+                f"simplices are uniform (entropy {share:.3f} of ln V): the temperature may be too high"
+            )
+        elif share < 0.005:
+            problems["one-hot"] = (
+                f"simplices are one-hot (entropy {share:.3f} of ln V): the temperature may be too low"
+            )
+    chance = method.chance(images)
+    begun = step > 0.05 * total_steps  # the first losses are near chance anyway
+    if begun and chance is not None and abs(figures["loss"] - chance) < 0.005 * chance:
+        problems["chance"] = f"the loss stays at ln K = {chance:.3f}, as by guessing: it learns nothing"
+    return problems
