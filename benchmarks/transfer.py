@@ -30,19 +30,19 @@ def main(out: str = "results/bench/transfer.json") -> None:
 
     wall, busy = time.monotonic(), time.process_time()
     settings = TransferSettings(solver="rotate")
-    chosen = choose(train, labels[:1020], val, labels[1020:], CLASSES, settings, quiet=False)
+    _, chosen = choose(train, labels[:1020], val, labels[1020:], CLASSES, settings, quiet=False)
     choosing, choosing_busy = time.monotonic() - wall, time.process_time() - busy
 
     wall, busy, converged = time.monotonic(), time.process_time(), 0
     path = settings.path()
     for regulariser, found in zip(path, fit(codes, labels, CLASSES, path, "rotate"), strict=True):
         converged += found.converged
-        if regulariser == chosen.regulariser:
+        if regulariser == chosen["regulariser"]:
             ours = found
     fitting, fitting_busy = time.monotonic() - wall, time.process_time() - busy
 
     wall = time.monotonic()
-    (theirs,) = fit(codes, labels, CLASSES, [chosen.regulariser], "sklearn")
+    (theirs,) = fit(codes, labels, CLASSES, [chosen["regulariser"]], "sklearn")
     sklearn_seconds = time.monotonic() - wall
     guesses = [(codes.times(f.weight) + f.bias).argmax(1) for f in (ours, theirs)]
     result = {
@@ -56,7 +56,7 @@ def main(out: str = "results/bench/transfer.json") -> None:
         "all_fits_on_all_samples_seconds": fitting,
         "all_fits_on_all_samples_cpu_seconds": fitting_busy,
         "fits_converged": converged,
-        "regulariser": chosen.regulariser,
+        "regulariser": chosen["regulariser"],
         "loss": ours.loss,
         "sklearn_loss": theirs.loss,
         "relative_difference": abs(ours.loss - theirs.loss) / theirs.loss,

@@ -34,10 +34,13 @@ def choose(device: str = "auto") -> torch.device:
     """The device of that name; "auto" is the GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen: torch.device | None
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise UserError(f"device is {device!r}; choose auto, cpu, cuda, cuda:1 or mps") from None
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda", "mps"):
+        raise UserError(f"device is {device!r}; choose auto, cpu, cuda, cuda:1 or mps")
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             raise UserError(
@@ -49,18 +52,7 @@ def choose(device: str = "auto") -> torch.device:
             )
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device is 'mps', but torch sees none here; --device cpu works")
-    if chosen.type not in ("cpu", "cuda", "mps"):
-        raise UserError(f"device is {device!r}; choose auto, cpu, cuda, cuda:1 or mps")
     return chosen
-
-
-def _hush() -> None:
-    """Hints of Fabric and of torch's compiler are for those who write training loops."""
-    for name in ("lightning.fabric", "lightning_fabric", "lightning.pytorch"):
-        for logger in (name, f"{name}.utilities.rank_zero"):
-            logging.getLogger(logger).setLevel(logging.WARNING)
-    # what is still in 32 bits is meant to be
-    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
 
 
 def launch(device: str, processes: int, precision: str) -> Any:
@@ -70,7 +62,11 @@ def launch(device: str, processes: int, precision: str) -> Any:
     except ImportError:
         from lightning_fabric import Fabric
 
-    _hush()
+    # hints of Fabric and of torch's compiler are for those who write training loops
+    for name in ("lightning.fabric", "lightning_fabric", "lightning.pytorch"):
+        for logger in (name, f"{name}.utilities.rank_zero"):
+            logging.getLogger(logger).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)  # 32 bits are intended
     chosen = choose(device)
     if processes < 1:
         raise UserError(f"processes is {processes}; it must be at least 1")

@@ -4,6 +4,8 @@ Every process returns the loss of the global batch. The gradients that reach a p
 that DDP's average over processes is the gradient of the global batch.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,19 +21,36 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def _collective(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Keep a collective out of compiled code, and skip it with one process."""
+    # torch.compiler.disable would import the compiler with this module, which doubles the time of the import
+    eager = torch._disable_dynamo(function)
+
+    @functools.wraps(function)
+    def wrapped(x: Tensor) -> Tensor:
+        return x if world_size() == 1 else eager(x)
+
+    return wrapped
+
+
+@_collective
 def gather(x: Tensor) -> Tensor:
     """The rows of all processes in order of rank, with gradient. Each process has the same number of rows."""
-    return x if world_size() == 1 else _gathered(x)
+    return _Gather.apply(x.contiguous())
 
 
+@_collective
 def average(x: Tensor) -> Tensor:
     """The mean over processes; each process keeps its own gradient, which DDP averages."""
-    return x if world_size() == 1 else _averaged(x)
+    return _Average.apply(x)
 
 
+@_collective
 def agreed(x: Tensor) -> Tensor:
     """The values of process 0, in every process."""
-    return x if world_size() == 1 else _broadcast(x)
+    x = x.contiguous().clone()
+    dist.broadcast(x, 0)
+    return x
 
 
 class _Gather(torch.autograd.Function):
@@ -58,20 +77,3 @@ class _Average(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
-
-
-@torch.compiler.disable  # no collectives inside compiled code
-def _gathered(x: Tensor) -> Tensor:
-    return _Gather.apply(x.contiguous())
-
-
-@torch.compiler.disable
-def _averaged(x: Tensor) -> Tensor:
-    return _Average.apply(x)
-
-
-@torch.compiler.disable
-def _broadcast(x: Tensor) -> Tensor:
-    x = x.contiguous().clone()
-    dist.broadcast(x, 0)
-    return x

@@ -63,7 +63,11 @@ def create(
         if options:
             raise unknown(f"option of encoder {name!r}:", next(iter(options)), ["stem", "stem_padding"])
         return ResNet(**_RESNETS[name], stem=stem, stem_padding=stem_padding)
-    return _from_timm(name, pretrained, **options)
+    import timm
+
+    check(name)
+    model = timm.create_model(name.removeprefix("timm/"), pretrained=pretrained, num_classes=0, **options)
+    return _TimmEncoder(model)
 
 
 class ResNet(nn.Module):
@@ -88,14 +92,13 @@ class ResNet(nn.Module):
         else:
             raise unknown("stem", stem, ["small", "imagenet"])
         self.bn1 = nn.BatchNorm2d(width)
-        block = _BottleneckBlock if bottleneck else _BasicBlock
         channels = width
         for i, depth in enumerate(depths):
             blocks = []
             for j in range(depth):
                 stride = 2 if i > 0 and j == 0 else 1
-                blocks.append(block(channels, width * 2**i, stride))
-                channels = width * 2**i * block.expansion
+                blocks.append(_Block(channels, width * 2**i, stride, bottleneck))
+                channels = blocks[-1].out_channels
             setattr(self, f"layer{i + 1}", nn.Sequential(*blocks))
         self.stages = len(depths)
         self.out_features = channels
@@ -114,57 +117,35 @@ class ResNet(nn.Module):
         return [block for i in range(self.stages) for block in getattr(self, f"layer{i + 1}")]
 
 
-class _BasicBlock(nn.Module):
-    expansion = 1
+class _Block(nn.Module):
+    """Two 3x3 convolutions; a bottleneck has 1x1, 3x3 and 1x1, the last with four times the width."""
 
-    def __init__(self, channels: int, width: int, stride: int):
+    def __init__(self, channels: int, width: int, stride: int, bottleneck: bool):
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(channels, width, stride)
+        shapes = [(width, 3, stride), (width, 3, 1)]
+        if bottleneck:
+            shapes = [(width, 1, 1), (width, 3, stride), (width * 4, 1, 1)]
+        self.depth, self.out_channels = len(shapes), shapes[-1][0]
+        inputs = channels
+        for i, (out, kernel, step) in enumerate(shapes, 1):
+            setattr(self, f"conv{i}", nn.Conv2d(inputs, out, kernel, step, kernel // 2, bias=False))
+            setattr(self, f"bn{i}", nn.BatchNorm2d(out))
+            inputs = out
+        self.downsample: nn.Module | None = None
+        if stride != 1 or channels != self.out_channels:
+            shortcut = nn.Conv2d(channels, self.out_channels, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(self.out_channels))
 
     @property
     def last_norm(self) -> nn.Module:
-        return self.bn2
+        return getattr(self, f"bn{self.depth}")
 
     def forward(self, x: Tensor | Forked) -> Tensor | Forked:
-        x, shortcut = x if isinstance(x, tuple) else (x, x)
-        y = activate(self.bn1, self.conv1(x))
+        y, shortcut = x if isinstance(x, tuple) else (x, x)
+        for i in range(1, self.depth):
+            y = activate(getattr(self, f"bn{i}"), getattr(self, f"conv{i}")(y))
         residual = shortcut if self.downsample is None else self.downsample(shortcut)
-        return activate(self.bn2, self.conv2(y), residual)
-
-
-class _BottleneckBlock(nn.Module):
-    expansion = 4
-
-    def __init__(self, channels: int, width: int, stride: int):
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, width * 4, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(width * 4)
-        self.downsample = _shortcut(channels, width * 4, stride)
-
-    @property
-    def last_norm(self) -> nn.Module:
-        return self.bn3
-
-    def forward(self, x: Tensor | Forked) -> Tensor | Forked:
-        x, shortcut = x if isinstance(x, tuple) else (x, x)
-        y = activate(self.bn1, self.conv1(x))
-        y = activate(self.bn2, self.conv2(y))
-        residual = shortcut if self.downsample is None else self.downsample(shortcut)
-        return activate(self.bn3, self.conv3(y), residual)
-
-
-def _shortcut(channels: int, out: int, stride: int) -> nn.Module | None:
-    if stride == 1 and channels == out:
-        return None
-    return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        return activate(self.last_norm, getattr(self, f"conv{self.depth}")(y), residual)
 
 
 class _TimmEncoder(nn.Module):
@@ -177,11 +158,3 @@ class _TimmEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)
-
-
-def _from_timm(name: str, pretrained: bool, **options) -> nn.Module:
-    import timm
-
-    check(name)
-    model = timm.create_model(name.removeprefix("timm/"), pretrained=pretrained, num_classes=0, **options)
-    return _TimmEncoder(model)

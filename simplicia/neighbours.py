@@ -34,11 +34,11 @@ def _agreements(queries: Tensor, bank: Tensor, vertices: int) -> Tensor:
     dtype = torch.bfloat16 if bank.is_cuda else torch.float32
     agree = torch.zeros(len(queries), len(bank), device=bank.device)
     for some, others in zip(queries.split(EXACT, 1), bank.split(EXACT, 1), strict=True):
-        agree += _one_hots(some, vertices, dtype) @ _one_hots(others, vertices, dtype).T
+        agree += one_hots(some, vertices, dtype) @ one_hots(others, vertices, dtype).T
     return agree
 
 
-def _one_hots(codes: Tensor, vertices: int, dtype: torch.dtype) -> Tensor:
+def one_hots(codes: Tensor, vertices: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """(N, L) codes as (N, L * vertices)."""
     n, simplices = codes.shape
     columns = codes.long() + vertices * torch.arange(simplices, device=codes.device)

@@ -56,7 +56,8 @@ class Record:
                 values[name] = _convert(values[name], hints[name])
             except TypeError:
                 raise ValueError(f"{name} is {str(values[name])[:80]!r}") from None
-        missing = [f.name for f in dataclasses.fields(cls) if _is_required(f) and f.name not in value]
+        missing = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory]  # both MISSING
+        missing = [name for name in missing if name not in value]
         if missing:
             raise ValueError(f"it lacks {', '.join(missing)}")
         return cls.make(**values)
@@ -153,22 +154,19 @@ class Result(Record):
     @classmethod
     def from_json(cls, value: Any) -> Self:
         result = super().from_json(value)
-        result._check_details()
-        return result
-
-    def _check_details(self) -> None:
-        grid = self.details.get("grid") or {}
+        grid = result.details.get("grid") or {}
         if not isinstance(grid, dict) or not all(isinstance(values, list) for values in grid.values()):
             raise ValueError("grid is not an object of lists")
-        if not isinstance(self.details.get("changed") or {}, dict):
+        if not isinstance(result.details.get("changed") or {}, dict):
             raise ValueError("changed is not an object")
-        _check_numbers(self.details, self.NUMBERS, ())
-        for name, needed in self.ROWS.items():
-            rows = self.details.get(name) or []
+        _check_numbers(result.details, cls.NUMBERS, ())
+        for name, needed in cls.ROWS.items():
+            rows = result.details.get(name) or []
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise ValueError(f"{name} is not a list of objects")
             for row in rows:
-                _check_numbers(row, self.NUMBERS, needed)
+                _check_numbers(row, cls.NUMBERS, needed)
+        return result
 
 
 def read_results(run_dir: Path) -> list[Result]:
@@ -234,10 +232,6 @@ def _read_json(path: Path) -> Any:
 
 def _field_names(cls: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if f.name != "details")
-
-
-def _is_required(f: dataclasses.Field) -> bool:
-    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
 def _convert(value: Any, hint: Any) -> Any:

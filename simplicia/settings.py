@@ -15,7 +15,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar, Union
 
@@ -163,26 +163,20 @@ def _with_change(settings: Any, path: str, value: Any, prefix: str) -> Any:
     head, _, rest = path.partition(".")
     options = options_of(type(settings))
     name = current_name(head, options)
-    if name is None:
+    before: Any = None if name is None else getattr(settings, name)
+    nested = dataclasses.is_dataclass(before)
+    if name is None or (rest and not nested and not isinstance(before, dict)):
         raise unknown("setting", f"{prefix}{path}", [f"{prefix}{n}" for n in options])
-    before = getattr(settings, name)
-    if isinstance(before, dict):
-        given = {rest: value} if rest else convert(value, dict, f"{prefix}{name}")
-        after: Any = {**before, **given}
-    elif dataclasses.is_dataclass(before):
-        after = before
-        if rest:
-            after = _with_change(before, rest, value, f"{prefix}{name}.")
-        elif isinstance(value, type(before)):
-            after = value
-        else:
-            inner = convert(value, dict, f"{prefix}{name}")
-            for inner_path, inner_value in inner.items():
-                after = _with_change(after, inner_path, inner_value, f"{prefix}{name}.")
-    elif rest:
-        raise unknown("setting", f"{prefix}{path}", [f"{prefix}{n}" for n in options])
+    full_name = f"{prefix}{name}"
+    if not nested and not isinstance(before, dict):
+        after = convert(value, options[name].type, full_name)
+    elif nested and not rest and isinstance(value, type(before)):
+        after = value
     else:
-        after = convert(value, options[name].type, f"{prefix}{name}")
+        inner = {rest: value} if rest else convert(value, dict, full_name)
+        after = before if nested else {**before, **inner}
+        for inner_path, inner_value in inner.items() if nested else ():
+            after = _with_change(after, inner_path, inner_value, f"{full_name}.")
     return dataclasses.replace(settings, **{name: after})
 
 
@@ -254,15 +248,8 @@ def _default(f: dataclasses.Field) -> Any:
 
 
 def _option(name: str, hint: Any, default: Any) -> Option:
-    marks: tuple[Any, ...] = ()
-    if typing.get_origin(hint) is typing.Annotated:
-        hint, *rest = typing.get_args(hint)
-        marks = tuple(rest)
-
-    def first(kind: Callable[[Any], bool]) -> Any:
-        return next((mark for mark in marks if kind(mark)), None)
-
-    words = first(lambda mark: isinstance(mark, str) and not isinstance(mark, Formerly))
-    bounds = first(lambda mark: isinstance(mark, Range))
-    former = first(lambda mark: isinstance(mark, Formerly))
-    return Option(name, hint, default, words or "", bounds, None if former is None else str(former))
+    hint, *marks = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
+    words = next((mark for mark in marks if type(mark) is str), "")
+    bounds = next((mark for mark in marks if isinstance(mark, Range)), None)
+    former = next((str(mark) for mark in marks if isinstance(mark, Formerly)), None)
+    return Option(name, hint, default, words, bounds, former)

@@ -1,4 +1,4 @@
-"""Analyses: what a representation is like inside, what a model costs, and what the theory says."""
+"""Analyses of representations, the cost of models, and the bounds of the theory."""
 
 import importlib
 from typing import Any
@@ -15,7 +15,7 @@ _FUNCTIONS = {  # name: the file it lives in
     "expressivity": "bound",
     "expressivity_base": "bound",
     "expressivity_supremum": "bound",
-    "ica": "independent_components",
+    "ica": "coherence_baselines",
     "nearest": "retrieval",
     "spectrum": "covariance_spectrum",
 }

@@ -1,4 +1,4 @@
-"""The simplex atlas: what each vertex of each simplex fires on, and which of them are informative.
+"""The simplex atlas: the images that each vertex fires on, and how informative vertices are.
 
 A vertex fires on an image if it is the largest of its simplex. Images are streamed: the atlas keeps only
 counts of (simplex, vertex, class).
@@ -17,6 +17,7 @@ class Atlas:
 
     def __init__(self, simplices: int, vertices: int, classes: int = 1, device: torch.device | str = "cpu"):
         self.shape = simplices, vertices, classes
+        self.knows_classes = classes > 1
         self.counts = torch.zeros(simplices * vertices * classes, dtype=torch.int32, device=device)
         # the sum of a random number per image: equal for vertices that fire on the same images, and by
         # chance for one pair in 2^64
@@ -34,20 +35,13 @@ class Atlas:
         units = codes.long() + torch.arange(simplices, device=device) * vertices  # (N, L)
         label = torch.zeros(n, dtype=torch.int64, device=device) if labels is None else labels.to(device)
         cells = (units * classes + label[:, None]).flatten()
-        self.counts.scatter_add_(0, cells, torch.ones((), dtype=torch.int32, device=device).expand_as(cells))
+        self.counts.scatter_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))
         limit = torch.iinfo(torch.int64)
         key = torch.randint(limit.min, limit.max, (n,), generator=self.generator, dtype=torch.int64)
-        self.signature.scatter_add_(
-            0, units.flatten(), key.to(device)[:, None].expand(n, simplices).flatten()
-        )
+        self.signature.scatter_add_(0, units.flatten(), key.to(device).repeat_interleave(simplices))
         self.mean += probabilities.sum(0)
         self.square += probabilities.square().sum(0)
         self.images += n
-
-    @property
-    def knows_classes(self) -> bool:
-        """Whether there are several classes to have information about."""
-        return self.shape[2] > 1
 
     @property
     def table(self) -> Tensor:
@@ -61,16 +55,13 @@ class Atlas:
 
     def simplex_information(self) -> Tensor:
         """Mutual information of each simplex's code with the class, in nats: (L,)."""
-        return torch.cat([_information(part.double()) for part in self.table.split(256)])
+        return torch.cat([_information(part) for part in self.table.split(256)])
 
     def vertex_information(self) -> Tensor:
         """Mutual information of "this vertex fires" with the class, in nats: (L, V)."""
-        parts = []
-        for part in self.table.split(256):
-            fires = part.double()
-            total = fires.sum(1, keepdim=True)  # images of each class, the same for every simplex
-            parts.append(_information(torch.stack([fires, total - fires], -2)))
-        return torch.cat(parts)
+        images = self.table[0].sum(0)  # of each class: every simplex fires once on every image
+        parts = self.table.split(256)
+        return torch.cat([_information(torch.stack([part, images - part], -2)) for part in parts])
 
     def contrast(self) -> Tensor:
         """Standard deviation over images of each vertex's probability: (L, V). It needs no labels."""
@@ -88,12 +79,10 @@ class Atlas:
         Simplices with one code for all images are left out.
         """
         blocks = self.signature.view(self.shape[:2]).sort(1).values
-        _, group = blocks.unique(dim=0, return_inverse=True)
+        group = blocks.unique(dim=0, return_inverse=True)[1].tolist()
         members: dict[int, list[int]] = {}
-        varies = (self.fired > 0).sum(1) > 1
-        for simplex, (number, useful) in enumerate(zip(group.tolist(), varies.tolist(), strict=True)):
-            if useful:
-                members.setdefault(number, []).append(simplex)
+        for simplex in ((self.fired > 0).sum(1) > 1).nonzero()[:, 0].tolist():
+            members.setdefault(group[simplex], []).append(simplex)
         return sorted(group for group in members.values() if len(group) > 1)
 
     def ranked(self, count: int) -> tuple[list[int], Tensor]:
@@ -117,7 +106,7 @@ class Atlas:
         return chosen, score
 
     def summary(self, simplices: int = 50) -> AtlasSummary:
-        """How many vertices and simplices are of use, and the simplices that say most about the class."""
+        """Count useful vertices and simplices, and list the simplices most informative about the class."""
         fired = self.fired
         used = (fired > 0).sum(1)
         groups = self.duplicate_simplices()
@@ -135,12 +124,11 @@ class Atlas:
         if self.knows_classes:
             information = self.simplex_information()
             share = self.table[0].sum(0).double() / self.images
+            summary.ranked_by = "information"
             summary.class_entropy = -torch.special.xlogy(share, share).sum().item()
-            summary.simplex_information = {
-                "mean": information.mean().item(),
-                "largest": information.max().item(),
-                "smallest": information.min().item(),
-            }
+            reduced = information.mean(), information.max(), information.min()
+            names = ("mean", "largest", "smallest")
+            summary.simplex_information = {name: x.item() for name, x in zip(names, reduced, strict=True)}
             best = information.argsort(descending=True, stable=True)[:simplices].tolist()
             summary.best_simplices = [
                 {"simplex": i, "information": information[i].item(), "fired": fired[i].tolist()} for i in best
@@ -150,7 +138,7 @@ class Atlas:
 
 def _information(table: Tensor) -> Tensor:
     """Mutual information of two variables from their counts (..., rows, columns), in nats."""
-    joint = table / table.sum((-2, -1), keepdim=True)
+    joint = table.double() / table.sum((-2, -1), keepdim=True)
     independent = joint.sum(-1, keepdim=True) * joint.sum(-2, keepdim=True)
     ratio = torch.where(joint > 0, joint / independent, 1.0)
     return torch.special.xlogy(joint, ratio).sum((-2, -1)).clamp_min(0)
@@ -158,6 +146,5 @@ def _information(table: Tensor) -> Tensor:
 
 def largest(counts: Tensor, most: int) -> list[list[int]]:
     """[index, count] of the largest counts that are not 0."""
-    best = counts.argsort(descending=True, stable=True)[:most].tolist()
-    values = counts.tolist()
-    return [[i, values[i]] for i in best if values[i]]
+    values, indices = counts.sort(descending=True, stable=True)
+    return [[i, n] for i, n in zip(indices[:most].tolist(), values[:most].tolist(), strict=True) if n]

@@ -115,23 +115,13 @@ def expressivity_table(
 ) -> list[dict[str, Any]]:
     """Bound, supremum, base, the gap terms with R = 1, and Lemma 6, for every combination."""
     rows = []
-    for v, margin in itertools.product(vertices, margins):
-        base = expressivity_base(v, margin)
-        for temperature in temperatures:
-            phi = expressivity(v, temperature, margin)
-            rows.append(
-                {
-                    "vertices": v,
-                    "margin": margin,
-                    "temperature": temperature,
-                    "supremum": expressivity_supremum(v, temperature, margin),
-                    "bound": phi,
-                    "base": base,
-                    "term": gap_term(phi, simplices),
-                    "term_base": gap_term(base, simplices),
-                    "lemma6": lemma6(v, temperature, margin),
-                }
-            )
+    for v, margin, temperature in itertools.product(vertices, margins, temperatures):
+        point, base = (v, temperature, margin), expressivity_base(v, margin)
+        bound = expressivity(*point)
+        row = {"vertices": v, "margin": margin, "temperature": temperature}
+        row |= {"supremum": expressivity_supremum(*point), "bound": bound, "base": base}
+        row |= {"term": gap_term(bound, simplices), "term_base": gap_term(base, simplices)}
+        rows.append(row | {"lemma6": lemma6(*point)})
     return rows
 
 

@@ -98,11 +98,11 @@ def components(graph: "networkx.Graph") -> list[dict[str, list[int]]]:
 
     parts = []
     for nodes in networkx.connected_components(graph):
-        indices: tuple[list[int], list[int]] = [], []
+        both: tuple[list[int], list[int]] = [], []
         for node in nodes:
-            indices[graph.nodes[node]["bipartite"]].append(graph.nodes[node]["index"])
-        if len(indices[0]) > 1:
-            parts.append({"classes": sorted(indices[0]), "features": sorted(indices[1])})
+            both[graph.nodes[node]["bipartite"]].append(graph.nodes[node]["index"])
+        if len(both[0]) > 1:
+            parts.append({"classes": sorted(both[0]), "features": sorted(both[1])})
     return sorted(parts, key=lambda part: (-len(part["classes"]), part["classes"]))
 
 

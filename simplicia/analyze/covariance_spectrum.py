@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from simplicia.analyze.report_data import LayerSpectrum
 from simplicia.devices import seeded
 
 
@@ -34,12 +35,8 @@ def spectrum(features: Tensor, top: int | None = None) -> Tensor:
     product = torch.zeros(min(n, d), min(n, d), dtype=torch.float64, device=features.device)
     for part in features.split(4096, dim=1 if n < d else 0):
         wide = part.double()
-        if mean is None:
-            wide -= wide.mean(0)
-            product.addmm_(wide, wide.T)
-        else:
-            wide -= mean
-            product.addmm_(wide.T, wide)
+        wide -= wide.mean(0) if mean is None else mean
+        product += wide @ wide.T if mean is None else wide.T @ wide
     return torch.linalg.eigvalsh(product / n).flip(0).clamp_min(0)
 
 
@@ -52,6 +49,13 @@ def effective_rank(values: Tensor) -> float:
     roots = values.double().clamp_min(0).sqrt()
     shares = roots / roots.sum().clamp_min(1e-12)
     return math.exp(-(shares * shares.clamp_min(1e-12).log()).sum().item())
+
+
+def layer_spectrum(layer: str, features: Tensor) -> LayerSpectrum:
+    """The spectrum of a layer's features (N, D), and its effective rank."""
+    values = spectrum(features)
+    index, rank = spaced(len(values), 300), effective_rank(values)
+    return LayerSpectrum(layer, features.shape[1], rank, len(values), index, values.cpu()[index].tolist())
 
 
 def spaced(total: int, count: int) -> list[int]:

@@ -18,6 +18,7 @@ from simplicia.settings import with_changes
 from simplicia.train import recipes
 from simplicia.train.recipe import Recipe
 
+COUNTS = ("parameters", "activations", "flops")
 _COUNTED = (nn.modules.conv._ConvNd, nn.Linear, BlockLinear, Prototypes)
 
 # The cost table of the paper (appendix, "An efficient variant of SEM"): BYOL's online network on 32x32
@@ -47,23 +48,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Part):
     """Cost of the online network, in total and of each part."""
 
     parts: dict[str, Part]
     target_parameters: int  # of the target network, which is not trained
-
-    @property
-    def parameters(self) -> int:
-        return sum(part.parameters for part in self.parts.values())
-
-    @property
-    def activations(self) -> int:
-        return sum(part.activations for part in self.parts.values())
-
-    @property
-    def flops(self) -> int:
-        return sum(part.flops for part in self.parts.values())
 
     def memory(self, batch_size: int, precision: str = "bf16") -> int:
         """Estimated peak of training memory, bytes.
@@ -87,10 +76,10 @@ def cost(method: Method, image_size: int) -> Cost:
     x = torch.empty(1, 3, image_size, image_size, device="meta")
     parts = {}
     for name, module in [*method.online.named_children(), *trained]:
-        with torch.no_grad():
-            x, parts[name] = _count(module, x)
+        x, parts[name] = _count(module, x)
+    totals = {name: sum(getattr(part, name) for part in parts.values()) for name in COUNTS}
     target = sum(p.numel() for p in method.parameters() if not p.requires_grad)
-    return Cost(parts, target)
+    return Cost(parts=parts, target_parameters=target, **totals)
 
 
 def cost_of(recipe: Recipe) -> Cost:
@@ -109,22 +98,16 @@ def cost_of(recipe: Recipe) -> Cost:
 def paper_table() -> list[dict[str, Any]]:
     """The six rows of the paper's cost table: ours, theirs, and how far apart in percent."""
     rows = []
-    for (encoder, model), (parameters, activations, flops, gib) in PAPER.items():
+    for (encoder, model), figures in PAPER.items():
         changes = {"encoder": encoder, "stem_padding": 2, **PAPER_MODELS[model]}
         recipe = with_changes(recipes.get("cifar100-byol"), changes)
-        total = cost_of(recipe)
-        ours = {"parameters": total.parameters, "activations": total.activations, "flops": total.flops}
-        theirs = {"parameters": parameters, "activations": activations, "flops": flops}
-        rows.append(
-            {
-                "encoder": encoder,
-                "model": model,
-                **ours,
-                "estimated_gib": total.memory(recipe.actual_micro_batch_size) / 2**30,
-                "paper": {**theirs, "gib": gib},
-                "deviation_percent": {name: 100 * (ours[name] / theirs[name] - 1) for name in ours},
-            }
-        )
+        total, paper = cost_of(recipe), dict(zip((*COUNTS, "gib"), figures, strict=True))
+        row: dict[str, Any] = {"encoder": encoder, "model": model}
+        row |= {name: getattr(total, name) for name in COUNTS}
+        row["estimated_gib"] = total.memory(recipe.actual_micro_batch_size) / 2**30
+        row["paper"] = paper
+        row["deviation_percent"] = {name: 100 * (row[name] / paper[name] - 1) for name in COUNTS}
+        rows.append(row)
     return rows
 
 
@@ -148,21 +131,17 @@ def measured_peak(recipe: Recipe, device: str = "auto") -> float:
     return torch.cuda.max_memory_allocated(fabric.device) / 2**30
 
 
+@torch.no_grad()
 def _count(module: nn.Module, x: Tensor) -> tuple[Tensor, Part]:
     """A module's output and cost, from a copy on the meta device."""
     tensors = [*module.parameters(), *module.buffers()]
     shapes: dict[int, Any] = {id(t): t.detach().to("meta") for t in tensors}
     ghost = copy.deepcopy(module, shapes).eval()
-    activations = 0
-
-    def look(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-        nonlocal activations
-        activations += output.numel()
-
+    activations: list[int] = []
     for layer in ghost.modules():
         if isinstance(layer, _COUNTED):
-            layer.register_forward_hook(look)
+            layer.register_forward_hook(lambda _, inputs, output: activations.append(output.numel()))
     with FlopCounterMode(display=False) as counter:
         output = ghost(x)
     parameters = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return output, Part(parameters, activations, counter.get_total_flops() // 2)
+    return output, Part(parameters, sum(activations), counter.get_total_flops() // 2)

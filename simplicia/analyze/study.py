@@ -1,19 +1,29 @@
 """``analyze``: all analyses of a run, from images to the folder that pages and figures are made of."""
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from simplicia.analyze import coherence_baselines, report_data, run_facts, thumbnails
+from simplicia.analyze import report_data, run_facts, thumbnails
 from simplicia.analyze.atlas import Atlas, largest
-from simplicia.analyze.covariance_spectrum import effective_rank, spaced, spectrum
+from simplicia.analyze.class_coherence import coherence_curve, top_features
+from simplicia.analyze.coherence_baselines import (
+    EPOCHS,
+    EPOCHS_ON_CPU,
+    describe_graph,
+    encoder_ica,
+    fit_linear,
+)
+from simplicia.analyze.covariance_spectrum import layer_spectrum
 from simplicia.analyze.entropy import EntropyHistogram
 from simplicia.analyze.report_data import Analysis
 from simplicia.analyze.retrieval import chance, nearest, precision
@@ -22,6 +32,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
 from simplicia.evaluate.make_result import data_suffix
+from simplicia.files import write_file
 from simplicia.neighbours import cosine
 from simplicia.progress import Progress
 from simplicia.provenance import versions
@@ -36,6 +47,9 @@ PRECISION_AT = (1, 2, 5, 10, 20, 50)
 FEATURES = 200  # of the atlas
 TOP_IMAGES = 12
 EXAMPLES = 12  # queries of the retrieval that are shown
+LABELS = {"sem": "SEM", "embedder": "embedder", "ica": "ICA of the encoder", "encoder": "encoder"}
+MOST_K = 50  # of the coherence
+GRAPHS = (1, 3, 5, 10)  # K of the graphs
 
 
 def analyze(
@@ -88,67 +102,71 @@ def folder_of(run: Run, data: str | None) -> Path:
 
 
 class Study:
-    """The images that are looked at, and each analysis of their features."""
+    """The images of an analysis, and the stages that measure on them, each a part of the ``Analysis``."""
 
     def __init__(self, run: Run, folder: Path, asked: report_data.Request, data_dir: str | None, quiet: bool):
-        self.run, self.folder = run, folder
-        self.net = run.network()
+        self.run, self.folder, self.net, self.quiet = run, folder, run.network(), quiet
         self.sem = "sem" in run.layers()
         bottleneck: Any = self.net.bottleneck
+        # `embed` trains without the softmax, so it has no temperature of its own
+        self.own = float(bottleneck.temperature) if run.recipe.bottleneck == "sem" else None
+        self.temperature: float = next(t for t in (asked.temperature, self.own, 1.0) if t is not None)
         if self.sem:
-            self.simplices, self.vertices = bottleneck.simplices, bottleneck.vertices
-            # `embed` trains without the softmax, so it has no temperature of its own
-            self.own = float(bottleneck.temperature) if run.recipe.bottleneck == "sem" else None
-            self.temperature = next(t for t in (asked.temperature, self.own, 1.0) if t is not None)
+            self.shape = bottleneck.simplices, bottleneck.vertices
+        self.layers: dict[str, Callable[[Tensor], Tensor]] = {
+            name: partial(represent, self.net, layer=name, temperature=self.temperature)
+            for name in (("encoder", "embedder", "sem") if self.sem else ("encoder",))
+        }
         self.train, self.set, self.split = _image_sets(run, asked.data, data_dir)
         self.notes: list[str] = []
-        skipped = len(self.set.skipped) + (0 if self.train is None else len(self.train.skipped))
+        skipped = sum(len(images.skipped) for images in (self.train, self.set) if images is not None)
         if skipped:
             self.notes.append(f"{skipped} files could not be read and were skipped")
         if self.train is None:
             self.notes.append(f"{self.set.name} has no labels: analyses that need classes are left out")
         self.indices = _sample(len(self.set), asked.images)  # in the split
         self.images = self.set.images[self.indices]
-        self.labels = None if self.set.labels is None else self.set.labels[self.indices].to(run.device)
-        self.superclass = None if self.set.superclass is None else self.set.superclass.to(run.device)
+        self.labels = self.superclass = None
+        if self.set.labels is not None:
+            self.labels = self.set.labels[self.indices].to(run.device)
+            if self.set.superclass is not None:
+                self.superclass = self.set.superclass.to(run.device)
         self.fit = _sample(0 if self.train is None else len(self.train), asked.fit_images)
         self.shown: set[int] = set()  # images that need a thumbnail, as positions in the sample
         self.seconds: dict[str, float] = {}
-        stages = 4 + 2 * self.sem + (self.train is not None)
-        self.progress = Progress(f"analyze {run.path.name}", stages, 0, quiet)
+        self.codes: Tensor | None = None
 
+    @torch.no_grad()
     def measure(self) -> Analysis:
-        """Every analysis that applies, and the files of the folder but ``analysis.json``."""
-        start = time.monotonic()
+        """Run every stage that applies; write the files of the folder but ``analysis.json``."""
+        stages: dict[str, Callable[[], Any]] = {"images": self._images}
+        if self.sem:
+            stages |= {"atlas": self._atlas, "entropy": self._entropy}
+        stages |= {"spectrum": self._spectrum, "retrieval": self._retrieval}
+        if self.train is not None:
+            stages["coherence"] = self._coherence
+        stages["thumbnails"] = self._thumbnails
+        parts = {}
         self._clear_folder()
+        self.progress = Progress(f"analyze {self.run.path.name}", len(stages), 0, self.quiet)
         try:
-            features, fit_features = self._timed("images", self._encode)
-            atlas, entropy, codes = None, None, None
-            if self.sem:
-                atlas, histogram, codes = self._timed("atlas", self._atlas, features)
-                entropy = self._timed("entropy", self._entropy, features, histogram)
-            spectra = self._timed("spectrum", self._spectrum, features)
-            retrieval = self._timed("retrieval", self._retrieval, features, codes)
-            coherence = None
-            if self.train is not None:
-                coherence = self._timed("coherence", self._coherence, features, fit_features)
-            tiles = self._timed("thumbnails", self._thumbnails)
-            self.progress.update(self.progress.total, "done")
+            for name, stage in stages.items():
+                start = time.monotonic()
+                self._say(name)
+                parts[name] = stage()
+                self.seconds[name] = time.monotonic() - start
+            self._say("done")
         finally:
             self.progress.close()
+        total = sum(self.seconds.values())
         return Analysis(
-            run_facts.run_facts(self.run),
-            report_data.Provenance.make(
-                **versions(self.run.device), seconds=self.seconds, seconds_total=time.monotonic() - start
+            run=run_facts.run_facts(self.run),
+            provenance=report_data.Provenance.make(
+                **versions(self.run.device), seconds=self.seconds, seconds_total=total
             ),
-            self._data_facts(),
-            spectra,
-            tiles,
-            entropy=entropy,
-            coherence=coherence,
-            atlas=atlas,
-            retrieval=retrieval,
+            data=parts.pop("images"),
             notes=self.notes,
+            **parts,
         )
 
     def _clear_folder(self) -> None:
@@ -161,175 +179,124 @@ class Study:
         except OSError as error:
             raise UserError(f"the analysis cannot be written to {self.folder}: {error.strerror}") from error
 
-    def _data_facts(self) -> report_data.DataFacts:
-        counts = None
-        if self.labels is not None:
-            counts = torch.bincount(self.labels, minlength=len(self.set.classes)).tolist()
-        return report_data.DataFacts(
-            self.set.name,
-            self.split,
-            len(self.images),
-            len(self.fit),
-            list(self.set.classes),
-            counts,
-            None if self.superclass is None else self.superclass.tolist(),
-            list(self.set.superclasses),
-        )
-
-    def _timed(self, stage: str, measure: Callable[..., Any], *arguments: Any) -> Any:
-        start = time.monotonic()
-        self._say(stage)
-        result = measure(*arguments)
-        self.seconds[stage] = time.monotonic() - start
-        return result
-
     def _say(self, text: str, done: int = 0, total: int = 0) -> None:
         self.progress.update(len(self.seconds), f"{text} {done:,} of {total:,}" if total else text)
 
-    @torch.no_grad()
-    def _encode(self) -> tuple[Tensor, Tensor | None]:
-        features = self._encoder(self.images, "encoding images")
-        if self.train is None:
-            return features, None
-        return features, self._encoder(self.train.images[self.fit], "encoding training images")
+    def _batches(self, text: str, rows: Tensor) -> Iterator[Tensor]:
+        for i, part in enumerate(rows.split(BATCH)):
+            self._say(text, i * BATCH, len(rows))
+            yield part
 
-    def _encoder(self, images: Tensor, text: str) -> Tensor:
-        parts = []
-        for i, part in enumerate(images.split(BATCH)):
-            self._say(text, i * BATCH, len(images))
-            parts.append(self.net.encoder(self.run.view(part)).float())
+    def _encode(self, text: str, images: Tensor) -> Tensor:
+        parts = [self.net.encoder(self.run.view(part)).float() for part in self._batches(text, images)]
         features = torch.cat(parts)
         if not features.isfinite().all():
             raise UserError(f"{self.run.path} gives features that are not finite; its training diverged")
         return features
 
-    def _logits(self, text: str, features: Tensor) -> Iterator[Tensor]:
-        """The embedder's output, batch by batch."""
-        for i, part in enumerate(features.split(BATCH)):
-            self._say(text, i * BATCH, len(features))
-            yield represent(self.net, part, "embedder").float()
+    def _images(self) -> report_data.DataFacts:
+        self.features, data = self._encode("encoding images", self.images), self.set
+        sizes, classes = (len(self.images), len(self.fit)), list(data.classes)
+        counts = None if self.labels is None else self.labels.bincount(minlength=len(classes)).tolist()
+        groups = None if self.superclass is None else self.superclass.tolist()
+        names = list(data.superclasses)
+        return report_data.DataFacts(data.name, self.split, *sizes, classes, counts, groups, names)
 
-    @torch.no_grad()
-    def _atlas(self, encoded: Tensor) -> tuple[report_data.AtlasSummary, EntropyHistogram, Tensor]:
+    def _atlas(self) -> report_data.AtlasSummary:
         """The atlas; the entropies at its temperature and the codes come from the same pass."""
-        device, vertices = encoded.device, self.vertices
+        device, (simplices, vertices) = self.features.device, self.shape
         classes = 1 if self.labels is None else len(self.set.classes)
-        atlas = Atlas(self.simplices, vertices, classes, device)
-        histogram = EntropyHistogram(vertices, device=device)
+        labels = torch.zeros(len(self.features), dtype=torch.int64) if self.labels is None else self.labels
+        atlas = Atlas(simplices, vertices, classes, device)
+        self.histogram, codes = EntropyHistogram(vertices), []
         small = torch.uint8 if vertices <= 256 else torch.int16
-        codes, start = [], 0
-        for logits in self._logits("codes", encoded):
+        for part, label in zip(self._batches("codes", self.features), labels.split(BATCH), strict=True):
+            logits = self.layers["embedder"](part)
             p = simplicial(logits, vertices, self.temperature)
-            code = logits.unflatten(1, (self.simplices, vertices)).argmax(-1)
-            atlas.add(code, p, None if self.labels is None else self.labels[start : start + len(p)])
-            histogram.add(p)
+            code = logits.unflatten(1, self.shape).argmax(-1)
+            atlas.add(code, p, label)
+            self.histogram.add(p)
             codes.append(code.to(small))
-            start += len(p)
+        self.codes = torch.cat(codes)
         features, score = atlas.ranked(FEATURES)
         index = torch.tensor(features, device=device)
-        parts = []
-        for logits in self._logits("images of the atlas", encoded):
-            groups = logits.unflatten(1, (self.simplices, vertices))[:, index // vertices]  # (N, features, V)
-            p = simplicial(groups.flatten(1), vertices, self.temperature).view_as(groups)
-            parts.append(p[:, torch.arange(len(index), device=device), index % vertices])
-        best = torch.cat(parts).topk(min(TOP_IMAGES, len(encoded)), dim=0)
-        table, fired = atlas.table.view(-1, classes), atlas.fired.flatten()
-        rows = []
-        for feature, feature_score, top, probabilities in zip(
-            features,
-            score.flatten()[index].tolist(),
-            best.indices.T.tolist(),
-            best.values.T.tolist(),
-            strict=True,
-        ):
-            row = {
+        probabilities = []
+        for part in self._batches("images of the atlas", self.features):
+            logits = self.layers["embedder"](part).unflatten(1, self.shape)[:, index // vertices]
+            p = simplicial(logits.flatten(1), vertices, self.temperature).view_as(logits)  # (N, features, V)
+            probabilities.append(p[:, torch.arange(len(index), device=device), index % vertices])
+        best = torch.cat(probabilities).topk(min(TOP_IMAGES, len(self.features)), dim=0)
+        counts = atlas.table.view(-1, classes)[index]  # (features, classes)
+        groups = counts.new_zeros(len(index), len(self.set.superclasses))
+        if self.superclass is not None:
+            groups.index_add_(1, self.superclass, counts)
+        rows = [
+            {
                 "feature": feature,
                 "simplex": feature // vertices,
                 "vertex": feature % vertices,
-                "score": feature_score,
-                "fired": int(fired[feature]),
-                "classes": [] if self.labels is None else largest(table[feature], 8),
-                "superclasses": [],
-                "images": self._show(top),
-                "probabilities": probabilities,
+                "score": score.flatten()[feature].item(),
+                "fired": int(counts[i].sum()),
+                "classes": [] if self.labels is None else largest(counts[i], 8),
+                "superclasses": largest(groups[i], 5),
+                "images": self._show(best.indices[:, i].tolist()),
+                "probabilities": best.values[:, i].tolist(),
             }
-            if self.superclass is not None and self.labels is not None:
-                groups = torch.zeros(len(self.set.superclasses), dtype=table.dtype, device=device)
-                row["superclasses"] = largest(groups.scatter_add_(0, self.superclass, table[feature]), 5)
-            rows.append(row)
-        ranked_by = "information" if atlas.knows_classes else "contrast"
-        summary = dataclasses.replace(
-            atlas.summary(), temperature=self.temperature, ranked_by=ranked_by, features=rows
-        )
-        return summary, histogram, torch.cat(codes)
+            for i, feature in enumerate(features)
+        ]
+        return atlas.summary().replace(temperature=self.temperature, features=rows)
 
     def _show(self, positions: list[int]) -> list[int]:
         """The images' indices in the split; they get thumbnails."""
         self.shown.update(positions)
         return self.indices[positions].tolist()
 
-    @torch.no_grad()
-    def _entropy(self, features: Tensor, histogram: EntropyHistogram) -> report_data.EntropyCurves:
-        temperatures = {*TEMPERATURES, *([] if self.own is None else [self.own])} - {self.temperature}
-        others = {t: EntropyHistogram(self.vertices, device=features.device) for t in sorted(temperatures)}
-        some = features[_sample(len(features), 2000)]  # images may be sorted by class
-        for logits in self._logits("entropies", some):
-            for tau, other in others.items():
-                other.add(simplicial(logits, self.vertices, tau))
+    def _entropy(self) -> report_data.EntropyCurves:
+        vertices, histograms = self.shape[1], {self.temperature: self.histogram}
+        others = {*TEMPERATURES, *([] if self.own is None else [self.own])} - {self.temperature}
+        histograms |= {t: EntropyHistogram(vertices) for t in others}
+        some = self.features[_sample(len(self.features), 2000)]  # images may be sorted by class
+        for part in self._batches("entropies", some):
+            logits = self.layers["embedder"](part)
+            for tau in others:
+                histograms[tau].add(simplicial(logits, vertices, tau))
         curves = []
-        for tau, each in sorted({self.temperature: histogram, **others}.items()):
-            result = each.result()
-            count = len(features) if tau == self.temperature else len(some)
-            curves.append(
-                report_data.EntropyCurve(
-                    tau, tau == self.own, count, result["count"], result["mean"], result["counts"]
-                )
-            )
-        edges = histogram.result()["edges"]
-        return report_data.EntropyCurves(self.vertices, math.log(2), math.log(self.vertices), edges, curves)
+        for tau in sorted(histograms):
+            result = histograms[tau].result()
+            edges = result.pop("edges")
+            images = len(self.features if tau == self.temperature else some)
+            curves.append(report_data.EntropyCurve(tau, tau == self.own, images, **result))
+        return report_data.EntropyCurves(vertices, math.log(2), math.log(vertices), edges, curves)
 
-    @torch.no_grad()
-    def _spectrum(self, features: Tensor) -> report_data.Spectrum:
+    def _spectrum(self) -> report_data.Spectrum:
         # the Gram matrix of 10,000 images takes seconds on a GPU and minutes on a CPU
-        most = 2048 if features.device.type == "cpu" else len(features)
-        some = features[_sample(len(features), most)]
+        most = 2048 if self.features.device.type == "cpu" else len(self.features)
+        some = self.features[_sample(len(self.features), most)]
         layers = []
-        for layer in ("encoder", "embedder", "sem") if self.sem else ("encoder",):
-            self._say(f"spectrum of {layer}")
-            temperature = self.temperature if layer == "sem" else None
-            output = torch.empty(0)
-            for i, part in enumerate(some.split(BATCH)):
-                batch = represent(self.net, part, layer, temperature)
-                if i == 0:  # filled in place: torch.cat would hold everything twice
-                    output = batch.new_empty(len(some), batch.shape[1])
-                output[i * BATCH : i * BATCH + len(part)] = batch
-            values = spectrum(output)
-            index = spaced(len(values), 300)
-            rank, listed = effective_rank(values), values.cpu()[index].tolist()
-            layers.append(report_data.LayerSpectrum(layer, output.shape[1], rank, len(values), index, listed))
+        for name, layer in self.layers.items():
+            self._say(f"spectrum of {name}")
+            output = layer(some[:1]).repeat(len(some), 1)
+            for rows, part in zip(output.split(BATCH), some.split(BATCH), strict=True):
+                rows.copy_(layer(part))  # torch.cat would hold everything twice
+            layers.append(layer_spectrum(name, output))
         return report_data.Spectrum(len(some), layers)
 
-    @torch.no_grad()
-    def _retrieval(self, features: Tensor, codes: Tensor | None) -> report_data.Retrieval | None:
-        n = len(features)
+    def _retrieval(self) -> report_data.Retrieval | None:
+        n = len(self.features)
         if n < 2:
             return None
-        queries = _sample(n, 1000).to(features.device)
+        queries = _sample(n, 1000).to(self.features.device)
         ks = [k for k in PRECISION_AT if k < n]
-        neighbours = {} if codes is None else {"codes": nearest(codes, queries, ks[-1])}
-        neighbours["encoder"] = nearest(features, queries, ks[-1], cosine)
+        neighbours = {} if self.codes is None else {"codes": nearest(self.codes, queries, ks[-1])}
+        neighbours["encoder"] = nearest(self.features, queries, ks[-1], cosine)
         labels = {} if self.labels is None else {"by_class": self.labels}
         if self.labels is not None and self.superclass is not None:
             labels["by_superclass"] = self.superclass[self.labels]
-        layers = [
-            report_data.LayerPrecision.make(
-                layer=layer, **{by: precision(indices, queries, of, ks) for by, of in labels.items()}
-            )
-            for layer, (indices, _) in neighbours.items()
-        ]
-        by_chance: dict[str, float | None] | None = None
-        if labels:
-            by_chance = {"by_superclass": None, **{by: chance(of) for by, of in labels.items()}}
+        layers = []
+        for layer, (indices, _) in neighbours.items():
+            curves = {by: precision(indices, queries, of, ks) for by, of in labels.items()}
+            layers.append(report_data.LayerPrecision.make(layer=layer, **curves))
+        by_chance = {"by_superclass": None, **{by: chance(of) for by, of in labels.items()}}
         examples = [
             {
                 "query": self._show([int(queries[i])])[0],
@@ -340,22 +307,50 @@ class Study:
             for i in range(0, len(queries), math.ceil(len(queries) / EXAMPLES))
             for layer, (indices, similarity) in neighbours.items()
         ]
-        return report_data.Retrieval(len(queries), ks, layers, by_chance, examples)
+        return report_data.Retrieval(len(queries), ks, layers, by_chance if labels else None, examples)
 
-    def _coherence(self, features: Tensor, fit_features: Tensor) -> report_data.Coherence:
+    def _coherence(self) -> report_data.Coherence:
+        """Coherence of SEM and its baselines in this run: encoder, embedder, and ICA of the encoder.
+
+        The paper's baselines are separate runs: BYOL, BYOL with a large embedding, and ICA of BYOL.
+        """
+        from safetensors.numpy import save
+
         assert self.train is not None and self.train.labels is not None and self.labels is not None
-        coherence, notes = coherence_baselines.compare(
-            self.net,
-            (fit_features, self.train.labels[self.fit]),
-            (features, self.labels),
-            self.set.classes,
-            self.superclass,
-            self.temperature if self.sem else None,
-            self.folder,
-            self._say,
-        )
-        self.notes += notes
-        return coherence
+        features = self._encode("encoding training images", self.train.images[self.fit])
+        fit, test = (features, self.train.labels[self.fit]), (self.features, self.labels)
+        classes = self.set.classes
+        layers = dict(self.layers)
+        self._say("independent components")
+        independent = encoder_ica(features)
+        if independent is None:
+            self.notes.append("no independent components: the encoder gives every image the same features")
+        else:
+            layers["ica"] = independent
+            if not independent.converged:
+                self.notes.append("FastICA did not converge; its curve is of its last iteration")
+        epochs = EPOCHS_ON_CPU if features.device.type == "cpu" else EPOCHS
+        done, total = itertools.count(1), epochs * len(layers)
+
+        def after_epoch() -> None:
+            self._say("linear classifiers, epoch", next(done), total)
+
+        curves, graphs = [], []
+        tensors: dict[str, Any] = {}
+        for name in (name for name in LABELS if name in layers):
+            linear = fit_linear(layers[name], *fit, len(classes), epochs, after_epoch)
+            weight = linear.weight.T
+            width, most = weight.shape[1], min(MOST_K, weight.shape[1])
+            indices, values = top_features(weight, most)
+            tensors |= {f"{name}.index": indices.astype("int32"), f"{name}.value": values.astype("float32")}
+            about = name, LABELS[name], self.temperature if name == "sem" else None, width
+            accuracies = linear.accuracy(*fit), linear.accuracy(*test)
+            groups = self.superclass
+            curve = (None, None) if groups is None else coherence_curve(weight, groups, most)
+            curves.append(report_data.CoherenceCurve(*about, *accuracies, len(features), epochs, *curve))
+            graphs += [describe_graph(name, weight, k, classes, self.folder) for k in GRAPHS if k <= most]
+        write_file(self.folder / "weights.safetensors", save(tensors), "the analysis")
+        return report_data.Coherence(list(range(1, MOST_K + 1)), curves, graphs)
 
     def _thumbnails(self) -> report_data.Thumbnails:
         positions = sorted(self.shown)
@@ -364,7 +359,7 @@ class Study:
         for place, index in zip(tiles, self.indices[positions].tolist(), strict=True):
             label = None if self.set.labels is None else int(self.set.labels[index])
             file = self.set.files[index] if self.set.files else None
-            images[str(index)] = dataclasses.replace(place, label=label, file=file)
+            images[str(index)] = place.replace(label=label, file=file)
         return report_data.Thumbnails(tile, sheets, images)
 
 

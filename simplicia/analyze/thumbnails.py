@@ -14,7 +14,8 @@ ROWS = 32  # of a sheet
 
 def write(images: Tensor, folder: Path) -> tuple[int, list[Sheet], list[Tile]]:
     """Write images (N, 3, H, W) uint8 to ``thumbnails-I.jpg``: a tile's pixels, the sheets, the tiles."""
-    from PIL import Image
+    from torchvision.transforms.functional import to_pil_image
+    from torchvision.utils import make_grid
 
     side = min(TILE, max(images.shape[2:]))
     if tuple(images.shape[2:]) != (side, side):
@@ -23,15 +24,9 @@ def write(images: Tensor, folder: Path) -> tuple[int, list[Sheet], list[Tile]]:
     sheets: list[Sheet] = []
     tiles: list[Tile] = []
     for part in images.split(COLUMNS * ROWS):
-        columns = min(COLUMNS, len(part))
-        rows = -(-len(part) // columns)
-        file = f"thumbnails-{len(sheets)}.jpg"
-        sheet = part.new_full((rows * columns, 3, side, side), 255)
-        sheet[: len(part)] = part
-        pixels = sheet.view(rows, columns, 3, side, side).permute(0, 3, 1, 4, 2)
-        Image.fromarray(pixels.reshape(rows * side, columns * side, 3).numpy()).save(
-            folder / file, quality=88
-        )
+        columns, file = min(COLUMNS, len(part)), f"thumbnails-{len(sheets)}.jpg"
+        sheet = to_pil_image(make_grid(part, columns, padding=0, pad_value=255))
+        sheet.save(folder / file, quality=88)
         tiles += [Tile(len(sheets), i % columns * side, i // columns * side) for i in range(len(part))]
-        sheets.append(Sheet(file, columns * side, rows * side))
+        sheets.append(Sheet(file, *sheet.size))
     return side, sheets, tiles

@@ -1,4 +1,4 @@
-"""Theorem 1 on a run: its margin, the expressivity of its simplices, and what a classifier on them loses.
+"""Theorem 1 on a run: its margin, the expressivity of its simplices, and the loss of a classifier on them.
 
 The theorem's vectors lie in [-1, 1]. Those of a run do not, so they are divided by their largest magnitude;
 the temperature is divided by it too, which leaves the softmax as it was.
@@ -6,7 +6,8 @@ the temperature is divided by it too, which leaves the softmax as it was.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from simplicia.sem import SimplicialEmbedding, simplicial
 
 SAMPLES = 2000
 ELEMENTS = 2**24  # of a batch of simplices held at once
+Layer = Callable[[Tensor], Tensor]
+MARGINS = {"least": 0, "percentile_1": 1, "median": 50}  # percentiles
 
 
 def tradeoff(
@@ -50,31 +53,38 @@ def tradeoff(
     if not temperatures or any(not 0 < t < math.inf for t in temperatures):
         raise UserError(f"temperatures are {list(temperatures)}; each must be above 0")
     generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(train), generator=generator)[:samples]
-    features = encoder_features(run, train.images[chosen], network)
+
+    def sample(images: ImageSet) -> tuple[Tensor, Tensor | None]:  # images may be sorted by class
+        chosen = torch.randperm(len(images), generator=generator)[:samples]
+        features = encoder_features(run, images.images[chosen], network)
+        return features, None if images.labels is None else images.labels[chosen].to(features.device)
+
+    features, labels = sample(train)
     if len(features) < 2:
         raise UserError(f"{train.name} has {len(features)} image; pairs need at least 2")
     scale, gaps = _scale_and_gaps(sem, features)
-    margins = {"least": gaps[0].item(), "percentile_1": gaps[len(gaps) // 100].item()}
-    margins |= {"median": gaps[len(gaps) // 2].item()}
-    measured, agreeing = _measured(sem, features, scale, temperatures, rounds, generator)
-    held = None
-    if test is not None and test.labels is not None:  # images may lie sorted by class
-        others = torch.randperm(len(test), generator=generator)[:samples]
-        held = encoder_features(run, test.images[others], network), test.labels[others]
+    margins = {name: gaps[len(gaps) * percent // 100].item() for name, percent in MARGINS.items()}
+    layers: list[Layer] = [lambda z: z / scale]
+    layers += [lambda z, t=t: torch.softmax(z / t, -1) for t in temperatures]
+    measured, agreeing = _measured(sem, features, layers, rounds, generator)
+    held = sample(test) if test is not None and test.labels is not None else None
+
+    @torch.no_grad()
+    def represent(features: Tensor, temperature: float | None) -> Tensor:
+        logits = sem.logits(features)
+        return logits / scale if temperature is None else simplicial(logits, sem.vertices, temperature)
 
     rows: list[dict[str, Any]] = []
-    for temperature, largest in zip([None, *temperatures], measured.tolist(), strict=True):
+    for temperature, largest in zip([None, *temperatures], measured, strict=True):
         row: dict[str, Any] = {"temperature": temperature, "measured": largest}
         if temperature is None:
             row["supremum"] = row["bound"] = expressivity_base(sem.vertices, margins["least"])
         else:
-            point = temperature / scale, margins["least"]
-            row["supremum"] = expressivity_supremum(sem.vertices, *point)
-            row["bound"] = expressivity(sem.vertices, *point)
-        if train.labels is not None:
-            own = train.labels[chosen]
-            row |= _losses(sem, features, own, temperature, scale, held, len(train.classes))
+            point = sem.vertices, temperature / scale, margins["least"]
+            row |= {"supremum": expressivity_supremum(*point), "bound": expressivity(*point)}
+        if labels is not None:
+            layer = partial(represent, temperature=temperature)
+            row |= classifier_terms(layer, (features, labels), held, len(train.classes))
             row["term"] = gap_term(row["measured"], sem.simplices, row["lipschitz"])
         rows.append(row)
     return {
@@ -118,52 +128,34 @@ def _scale_and_gaps(sem: SimplicialEmbedding, features: Tensor) -> tuple[float, 
 
 @torch.no_grad()
 def _measured(
-    sem: SimplicialEmbedding,
-    features: Tensor,
-    scale: float,
-    temperatures: Sequence[float],
-    rounds: int,
-    generator: torch.Generator,
-) -> tuple[Tensor, int]:
-    """The largest squared distance, without softmax and at each temperature; and among how many pairs."""
-    best = torch.zeros(1 + len(temperatures), device=features.device)
+    sem: SimplicialEmbedding, features: Tensor, layers: list[Layer], rounds: int, generator: torch.Generator
+) -> tuple[list[float], int]:
+    """The largest squared distance of vectors with equal codes in each layer; and among how many pairs."""
+    best = torch.zeros(len(layers), device=features.device)
     agreeing = torch.zeros((), dtype=torch.long, device=features.device)
     for _ in range(rounds):
         order = torch.randperm(len(features), generator=generator).to(features.device)
-        partner = order.roll(1)
-        for one, two in zip(_batches(sem, features[order]), _batches(sem, features[partner]), strict=True):
+        partners = features[order.roll(1)]
+        for one, two in zip(_batches(sem, features[order]), _batches(sem, partners), strict=True):
             same = one.argmax(-1) == two.argmax(-1)
             agreeing += same.sum()
-            pairs = [(one / scale, two / scale)]
-            pairs += [(torch.softmax(one / t, -1), torch.softmax(two / t, -1)) for t in temperatures]
-            distances = [((p - q) ** 2).sum(-1).mul(same).amax() for p, q in pairs]
+            distances = [((f(one) - f(two)) ** 2).sum(-1).mul(same).amax() for f in layers]
             best = torch.maximum(best, torch.stack(distances))
-    return best, int(agreeing)
+    return best.tolist(), int(agreeing)
 
 
-def _losses(
-    sem: SimplicialEmbedding,
-    features: Tensor,
-    labels: Tensor,
-    temperature: float | None,
-    scale: float,
-    held: tuple[Tensor, Tensor] | None,  # features and labels of test images
+def classifier_terms(
+    represent: Layer,
+    train: tuple[Tensor, Tensor],  # features and labels
+    held: tuple[Tensor, Tensor | None] | None,  # those of test images
     classes: int,
 ) -> dict[str, float]:
-    """Training loss and Lipschitz constant of a classifier on the representation, and its loss on others."""
-
-    @torch.no_grad()
-    def represent(features: Tensor) -> Tensor:
-        logits = sem.logits(features)
-        return logits / scale if temperature is None else simplicial(logits, sem.vertices, temperature)
-
-    weight, bias, loss = logistic(represent(features), labels.to(features.device), classes)
-    norm = torch.linalg.matrix_norm(weight, 2).item()
-    found = {"train_loss": loss, "lipschitz": math.sqrt(2) * norm}
-    if held is not None:
-        scores = F.linear(represent(held[0]), weight, bias)
-        found["test_loss"] = F.cross_entropy(scores, held[1].to(scores.device)).item()
-    return found
+    """Training loss and Lipschitz constant of a classifier on a layer, and its loss on test images."""
+    weight, bias, loss = logistic(represent(train[0]), train[1], classes)
+    terms = {"train_loss": loss, "lipschitz": math.sqrt(2) * torch.linalg.matrix_norm(weight, 2).item()}
+    if held is not None and held[1] is not None:
+        terms["test_loss"] = F.cross_entropy(F.linear(represent(held[0]), weight, bias), held[1]).item()
+    return terms
 
 
 def logistic(x: Tensor, labels: Tensor, classes: int, iterations: int = 200) -> tuple[Tensor, Tensor, float]:

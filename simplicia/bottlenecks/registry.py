@@ -6,10 +6,12 @@ from typing import Any
 from torch import nn
 
 from simplicia.registry import Entry, Registry
-from simplicia.settings import Option
 
 _BOTTLENECKS: Registry[type[nn.Module]] = Registry("bottleneck", arguments=1)  # in_features
 _LAYERS: dict[str, tuple[str, ...]] = {}
+
+names = _BOTTLENECKS.names
+options = _BOTTLENECKS.options
 
 
 def register(name: str, layers: tuple[str, ...] = ("bottleneck",)) -> Callable[[Entry], Entry]:
@@ -20,16 +22,6 @@ def register(name: str, layers: tuple[str, ...] = ("bottleneck",)) -> Callable[[
     """
     _LAYERS[name] = layers
     return _BOTTLENECKS.register(name)
-
-
-def names() -> list[str]:
-    """The names of all bottlenecks."""
-    return _BOTTLENECKS.names()
-
-
-def options(name: str) -> dict[str, Option]:
-    """The options of a bottleneck."""
-    return _BOTTLENECKS.options(name)
 
 
 def layers(name: str) -> tuple[str, ...]:

@@ -1,8 +1,10 @@
-"""simplicia analyze: look inside runs."""
+"""simplicia analyze, report: look inside runs."""
 
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
 
-from simplicia.cli.options import Parser, positive
+from simplicia.cli.options import POSITIVE, Images, OutputFile, Temperature
 from simplicia.cli.tables import decimals, table
 from simplicia.cli.verbs import verb
 from simplicia.errors import UserError
@@ -11,70 +13,119 @@ from simplicia.errors import UserError
 @verb(
     "analyze RUN [RUN …]", "analyse entropy, coherence, spectrum, the images of each simplex, and retrieval"
 )
-def analyze(parser: Parser, arguments: list[str]) -> None:
+def analyze(
+    runs: Annotated[tuple[str, ...], "folder of a run; several share figures"],
+    given: Images,
+    *,
+    temperature: Temperature = None,
+    images: Annotated[int, "largest number of images", POSITIVE] = 10_000,
+    fit_images: Annotated[
+        int | None, "training images for the linear classifiers (default: all; on a CPU 5000)", POSITIVE
+    ] = None,
+    out: Annotated[
+        str | None,
+        "folder for the analysis of one run (default: RUN/analysis, with --data RUN/analysis-NAME)",
+    ] = None,
+    figures: Annotated[str | None, "folder for figures as SVG, PNG and CSV"] = None,
+    again: Annotated[bool, "repeat an analysis of the same checkpoint"] = False,
+) -> None:
     """Analyse entropy, coherence, spectrum, the images each simplex fires on, and retrieval."""
     from simplicia.analyze.study import analyze
     from simplicia.report.figures import write_figures
     from simplicia.run import load
     from simplicia.train.checkpoint import newest_of
 
-    parser.add("runs", help="folder of a run; several share figures")
-    parser.add("--data", "--data-dir", "--temperature", "--device")
-    parser.add_argument(
-        "--images", type=positive, default=10_000, help="largest number of images (default: 10000)"
-    )
-    parser.add_argument(
-        "--fit-images",
-        type=positive,
-        help="training images for the linear classifiers (default: all; on a CPU 5000)",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        help="folder for the analysis of one run (default: RUN/analysis, with --data RUN/analysis-NAME)",
-    )
-    parser.add_argument("--figures", metavar="FOLDER", help="folder for figures as SVG, PNG and CSV")
-    parser.add_argument("--again", action="store_true", help="repeat an analysis of the same checkpoint")
-    args = parser.parse(arguments)
-    if args.out and len(args.runs) > 1:
-        raise UserError(f"--out is for one run, and {len(args.runs)} were given; leave it out")
-    for path in args.runs:  # before the first analysis, which takes minutes
+    if out and len(runs) > 1:
+        raise UserError(f"--out is for one run, and {len(runs)} were given; leave it out")
+    for path in runs:  # before the first analysis, which takes minutes
         newest_of(path)
-    limits = args.images, args.fit_images, args.temperature
     analyses = []
-    for path in args.runs:
-        run = load(path, args.device)
-        analysis, folder = analyze(run, args.data, args.data_dir, *limits, args.out, again=args.again)
-        data = analysis["data"]
-        title = f"{analysis['run']['name']}, {data['images']} {data['split']} images of {data['name']}"
+    for path in runs:
+        run, limits = load(path, given.device), (images, fit_images, temperature)
+        analysis, folder = analyze(run, given.data, given.data_dir, *limits, out, again=again)
+        about = analysis["data"]
+        title = f"{analysis['run']['name']}, {about['images']} {about['split']} images of {about['name']}"
         table(title, ["", ""], _rows(analysis))
         for note in analysis["notes"]:
             print(f"note: {note}")
         print(f"written to {folder}")
         analyses.append(analysis)
-    if args.figures:
-        print(f"{len(write_figures(analyses, args.figures))} files written to {args.figures}")
+    if figures:
+        print(f"{len(write_figures(analyses, figures))} files written to {figures}")
 
 
 def _rows(analysis: Any) -> list[list[str]]:
     rows = []
-    for curve in (analysis["entropy"] or {"curves": []})["curves"]:
+    for curve in analysis["entropy"]["curves"] if analysis["entropy"] else ():
         top = analysis["entropy"]["ln_vertices"]
         rows.append([f"entropy at {curve['temperature']:g}", f"{curve['mean']:.3f} of {top:.3f} nats"])
     for layer in analysis["spectrum"]["layers"]:
         rank = f"{layer['effective_rank']:.1f} of {layer['features']}"
         rows.append([f"effective rank, {layer['layer']}", rank])
-    for curve in (analysis["coherence"] or {"curves": []})["curves"]:
-        values = curve["coherence"] or []
-        if values:
+    for curve in analysis["coherence"]["curves"] if analysis["coherence"] else ():
+        if values := curve["coherence"]:
             at = " ".join(decimals(values[k - 1], 3) for k in (1, 5, 20) if k <= len(values))
             rows.append([f"coherence at K = 1, 5, 20, {curve['label']}", at])
     if atlas := analysis["atlas"]:
         simplices = atlas["simplices"]
         rows.append(["dead vertices", f"{atlas['dead_vertices']} of {simplices * atlas['vertices']}"])
         rows.append(["duplicate simplices", f"{atlas['duplicate_simplices']} of {simplices}"])
-    for layer in (analysis["retrieval"] or {"layers": []})["layers"]:
+    for layer in analysis["retrieval"]["layers"] if analysis["retrieval"] else ():
         if layer["by_class"]:
             precision = decimals(layer["by_class"][0], 3)
             rows.append([f"precision of the nearest image, {layer['layer']}", precision])
     return rows
+
+
+@verb("report RUN [RUN …]", "write one HTML page about a run, or about several")
+def report(
+    runs: Annotated[tuple[str, ...], "folder of a run or of an analysis; several share figures"],
+    given: Images,
+    *,
+    out: Annotated[
+        OutputFile | None,
+        "page to write (default: RUN/report.html, with --data RUN/report-NAME.html, of several runs "
+        "compare.html)",
+    ] = None,
+    images: Annotated[
+        int | None, "largest number of images (default: that of the last analysis, or 10000)", POSITIVE
+    ] = None,
+) -> None:
+    """Write one HTML page about runs: curves, probes, entropy, coherence graph, atlas, retrieval."""
+    from simplicia.report.page import write
+
+    if out and out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"out is {str(out)!r}; the page is HTML, so its name must end in .html")
+    analyses = [_analysis(Path(path), given, images) for path in runs]
+    # analysis-NAME is about other images than the run's, and so is report-NAME.html
+    suffix = analyses[0][1].name.removeprefix("analysis") if given.data else ""
+    single = Path(runs[0]) / f"report{suffix}.html"
+    path = write(analyses, out or ("compare.html" if len(analyses) > 1 else single))
+    print(f"written to {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def _analysis(path: Path, given: Images, images: int | None) -> tuple[Any, Path]:
+    """The analysis of a run, measured first if it is missing or outdated, or an analysis without its run."""
+    from simplicia.analyze.report_data import read
+    from simplicia.analyze.study import analyze, folder_of
+    from simplicia.run import load
+
+    for folder in () if (path / "checkpoint").is_dir() else (path, path / "analysis"):
+        analysis = read(folder)
+        if analysis is not None:
+            if given.data or images:
+                raise UserError(f"{folder} is an analysis without its run; --data and --images need the run")
+            return analysis, folder
+    if not (path / "recipe.yaml").is_file():
+        raise UserError(
+            f"{path} is neither a run (there is no recipe.yaml) nor an analysis (there is no readable "
+            "analysis.json); give the folder that pretrain or analyze wrote"
+        )
+    run, before = load(path, given.device), None
+    with suppress(UserError):  # an incomplete one is measured again
+        before = read(folder_of(run, given.data))
+    asked = before.asked if before else None
+    if asked is None:
+        return analyze(run, given.data, given.data_dir, images or 10_000)
+    limits = images or asked.images, asked.fit_images, asked.temperature
+    return analyze(run, given.data or asked.data, given.data_dir, *limits)

@@ -1,13 +1,28 @@
-"""simplicia encode: images to representations."""
+"""simplicia encode, export: representations of images, and models for other software."""
 
 import sys
+from typing import Annotated
 
-from simplicia.cli.options import Parser
+from simplicia.cli.options import DataDir, Device, Layer, Network, Quiet, RunFolder, Temperature
 from simplicia.cli.verbs import verb
 
 
 @verb("encode RUN IMAGES", "encode images as features or codes: simplicia encode RUN images/ --out codes.npz")
-def encode(parser: Parser, arguments: list[str]) -> None:
+def encode(
+    run: RunFolder,
+    images: Annotated[str, "folder of images, an image, or a data set"],
+    *,
+    out: Annotated[str, "file to write, .npz"],
+    layer: Annotated[
+        tuple[str, ...] | None,
+        "encoder, embedder, sem, codes, …, or several (default: sem if the run has it)",
+    ] = None,
+    temperature: Temperature = None,
+    network: Network = "online",
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
     """Write the representations of images to an .npz file.
 
     The file also has the images' file names or, for a named data set, labels, classes and split.
@@ -15,22 +30,31 @@ def encode(parser: Parser, arguments: list[str]) -> None:
     from simplicia.evaluate.encode import check_layers, encode
     from simplicia.run import load
 
-    parser.add("run", "--temperature", "--network", "--data-dir", "--device", "--quiet")
-    parser.add_argument("images", metavar="IMAGES", help="folder of images, an image, or a data set")
-    parser.add_argument("--out", required=True, metavar="FILE.npz", help="file to write")
-    parser.add(
-        "--layer",
-        nargs="+",
-        help="encoder, embedder, sem, codes, …, or several (default: sem if the run has it)",
-    )
-    args = parser.parse(arguments)
-    run = load(args.run, args.device)
-    layers = check_layers(run, args.layer, args.temperature)
-    count, skipped, path = encode(
-        run, args.images, args.out, layers, args.temperature, args.network, args.data_dir, args.quiet
-    )
+    loaded = load(run, device)
+    layers = check_layers(loaded, layer, temperature)
+    count, skipped, path = encode(loaded, images, out, layers, temperature, network, data_dir, quiet)
     print(f"{count} images, layer {', '.join(layers)}, written to {path}")
     for name, reason in skipped[:5]:
         print(f"skipped {name}: {reason}", file=sys.stderr)
     if len(skipped) > 5:
         print(f"… and {len(skipped) - 5} more", file=sys.stderr)
+
+
+@verb("export RUN FILE", "export the encoder, or everything up to a layer: simplicia export RUN model.onnx")
+def export(
+    run: RunFolder,
+    file: Annotated[str, "file to write: .safetensors, .pt2 or .onnx"],
+    *,
+    layer: Layer = None,
+    temperature: Temperature = None,
+    network: Network = "online",
+) -> None:
+    """Export the encoder's weights (.safetensors), or the model from pixels to a layer (.pt2, .onnx)."""
+    from simplicia.run import load
+
+    loaded = load(run, "cpu")
+    path, size = loaded.export(file, layer, temperature, network), loaded.recipe.image_size
+    what = f"images (N, 3, {size}, {size}) from 0 to 1 to layer {loaded.check_layer(layer)}"
+    if path.suffix == ".safetensors":
+        what = f"the weights of {loaded.recipe.encoder}"
+    print(f"{what}, written to {path}")

@@ -1,21 +1,20 @@
 """simplicia recipes, datasets, methods: what there is to choose from."""
 
-from simplicia.cli.options import Parser
+from typing import Annotated
+
 from simplicia.cli.tables import cell, table
 from simplicia.cli.verbs import verb
 
 
 @verb("recipes [NAME]", "list the named recipes, or the settings of one")
-def recipes(parser: Parser, arguments: list[str]) -> None:
+def recipes(name: Annotated[str | None, "recipe to print"] = None) -> None:
     """List the named recipes or, given a name, print all settings of one as YAML."""
+    import yaml
+
     from simplicia.settings import as_dict
     from simplicia.train import recipes
 
-    parser.add_argument("name", nargs="?", metavar="NAME", help="recipe to print")
-    name = parser.parse(arguments).name
     if name is not None:
-        import yaml
-
         print(yaml.safe_dump(as_dict(recipes.get(name)), sort_keys=False), end="")
         return
     rows = []
@@ -29,22 +28,20 @@ def recipes(parser: Parser, arguments: list[str]) -> None:
 
 
 @verb("datasets", "list the data sets")
-def datasets(parser: Parser, arguments: list[str]) -> None:
+def datasets() -> None:
     """List the named data sets."""
     from simplicia.data.datasets import REGISTRY
 
-    parser.parse(arguments)
     rows = [[name, REGISTRY[name].where, REGISTRY[name].description] for name in sorted(REGISTRY)]
     rows.append(["FOLDER", "your own", "folder/<class>/*, folder/{train,test}/<class>/*, or just images"])
     table("data sets", ["name", "where", "what"], rows)
 
 
 @verb("methods", "list the methods and their options")
-def methods(parser: Parser, arguments: list[str]) -> None:
+def methods() -> None:
     """List the self-supervised methods and their options."""
     from simplicia import methods
 
-    parser.parse(arguments)
     rows = []
     for name in methods.names():
         options = methods.options(name).values()

@@ -8,26 +8,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from simplicia.cli.options import Parser
 from simplicia.cli.verbs import VERBS
 from simplicia.errors import Diverged, Failed, Interrupted, Unfinished, UserError, unknown
 
 # in the order of the help; each registers one verb or a few
-MODULES = (
-    *(
-        "demo",
-        "pretrain",
-        "probe",
-        "knn",
-        "compare",
-        "transfer",
-        "finetune",
-        "robustness",
-        "encode",
-        "export",
-    ),
-    *("analyze", "report", "reproduce", "sweep", "bound", "bench", "cost", "lists"),
-)
+MODULES = "demo pretrain evaluate encode analyze reproduce sweep bound bench cost lists"
+STATUS = {UserError: 2, Diverged: 1, Failed: 1, Unfinished: 75}  # 75 is EX_TEMPFAIL: try again
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,14 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _raise_on_sigterm():
             _dispatch(words)
             return 0
-    except UserError as error:
-        return _complain(str(error), 2)
-    except (Diverged, Failed) as error:
-        return _complain(str(error), 1)
+    except tuple(STATUS) as error:
+        return _complain(error, next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS))
     except Interrupted as stop:
-        return _complain(str(stop), 128 + stop.signal)
-    except Unfinished as stop:
-        return _complain(str(stop), 75)  # EX_TEMPFAIL: try again
+        return _complain(stop, 128 + stop.signal)
     except _Terminated:
         return _complain("terminated", 143)
     except KeyboardInterrupt:
@@ -59,12 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":
-            less = "use fewer images or another layer"
-            if words[0] == "pretrain":
-                less = "use a smaller --batch-size or --sem.simplices"
-            return _complain(f"the device is out of memory; {less}", 2)
-        raise
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        is_training = words[0] == "pretrain"
+        less = "a smaller --batch-size or --sem.simplices" if is_training else "fewer images or another layer"
+        return _complain(f"the device is out of memory; use {less}", 2)
 
 
 class _Terminated(KeyboardInterrupt):
@@ -88,14 +69,14 @@ def _raise_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _dispatch(arguments: list[str]) -> None:
-    name, *rest = arguments or ["--help"]
+def _dispatch(words: list[str]) -> None:
+    name, *rest = words or ["--help"]
     if name == "--version":
         from simplicia import __version__
 
         print(f"simplicia {__version__}")
         return
-    for module in MODULES:
+    for module in MODULES.split():
         importlib.import_module(f"simplicia.cli.{module}")
     if name in ("-h", "--help", "help"):
         print("usage: simplicia VERB …   (options of a verb: simplicia VERB --help)\n")
@@ -104,10 +85,9 @@ def _dispatch(arguments: list[str]) -> None:
         return
     if name not in VERBS:
         raise unknown("verb", name, VERBS)
-    verb = VERBS[name]
-    verb.function(Parser(verb.usage, verb.function.__doc__), rest)
+    VERBS[name].run(rest)
 
 
-def _complain(message: str, status: int) -> int:
-    print(f"simplicia: {' '.join(message.split())}", file=sys.stderr)
+def _complain(message: object, status: int) -> int:
+    print(f"simplicia: {' '.join(str(message).split())}", file=sys.stderr)
     return status

@@ -1,63 +1,40 @@
-"""Command-line options: one-line errors, the options that verbs share, an option for every setting."""
+"""Command-line options made from annotations and from settings, with one-line errors."""
 
 import argparse
+import dataclasses
 import difflib
+import inspect
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Annotated, Any, Literal, NewType, NoReturn
 
 from simplicia.errors import UserError
-from simplicia.settings import Option, walk
+from simplicia.settings import Option, Range, walk
+
+POSITIVE, NOT_NEGATIVE = Range(above=0), Range(low=0)
+OutputFile = NewType("OutputFile", Path)
+
+# options that several verbs share
+RunFolder = Annotated[str, "folder of a run"]
+DataDir = Annotated[str | None, "folder of the standard data sets (default: the run's)"]
+Device = Annotated[str, "auto, cpu, cuda, cuda:1 or mps"]
+Json = Annotated[OutputFile | None, "file for the numbers"]
+Layer = Annotated[str | None, "encoder, embedder, sem, codes, … (default: sem if the run has it)"]
+Network = Annotated[str, "online or target"]
+Quiet = Annotated[bool, "hide progress"]
+Temperature = Annotated[float | None, "temperature of SEM (default: the run's)", NOT_NEGATIVE]
 
 
-def amount(text: str) -> float:
-    """A number from 0 up, such as a temperature or minutes."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 up")
-    return number
+@dataclass(kw_only=True)
+class Images:
+    """Options of verbs that read images."""
 
-
-def positive(text: str) -> int:
-    """A whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def seed(text: str) -> int:
-    """A whole number from 0 up."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 up")
-    return int(text)
-
-
-def output_file(text: str) -> Path:
-    """The path of a file to write."""
-    if not text or Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is not the path of a file")
-    return Path(text)
-
-
-SHARED: dict[str, dict[str, Any]] = {
-    "run": {"metavar": "RUN", "help": "folder of a run"},
-    "runs": {"metavar": "RUN", "nargs": "+", "help": "folder of a run"},
-    "--data": {"help": "data set or folder of images (default: the run's)"},
-    "--data-dir": {"help": "folder of the standard data sets (default: the run's)"},
-    "--device": {"default": "auto", "help": "auto, cpu, cuda, cuda:1 or mps (default: auto)"},
-    "--download": {"action": "store_true", "help": "download a standard data set that is missing"},
-    "--engine": {"default": "auto", "help": "auto, eager, compiled or captured (default: auto)"},
-    "--json": {"type": output_file, "metavar": "PATH", "help": "file for the numbers (default: in the run)"},
-    "--layer": {"help": "encoder, embedder, sem, codes, … (default: sem if the run has it)"},
-    "--network": {"default": "online", "help": "online or target (default: online)"},
-    "--quiet": {"action": "store_true", "help": "hide progress"},
-    "--temperature": {"type": amount, "help": "temperature of SEM (default: the run's)"},
-}
-MEASURE = ("run", "--data", "--data-dir", "--layer", "--network", "--device", "--json")
+    data: Annotated[str | None, "data set or folder of images (default: the run's)"] = None
+    data_dir: DataDir = None
+    device: Device = "auto"
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,10 +47,32 @@ class Parser(argparse.ArgumentParser):
         super().__init__(name, usage, description, allow_abbrev=False, **kwargs)
         self.settings: dict[str, tuple[str, Option]] = {}  # by dotted name, with the name users see
 
-    def add(self, *names: str, **changes: Any) -> None:
-        """Add options that several verbs share, with some of their descriptions changed."""
-        for name in names:
-            self.add_argument(name, **SHARED[name] | changes)
+    def add(self, option: Option, positional: bool = False) -> None:
+        """Add an argument or an option of a verb as its annotation describes it.
+
+        A ``tuple`` takes several values; a ``list`` also collects them when the option is repeated.
+        """
+        *others, kind = _kinds(option.type)
+        required = option.default in (inspect.Parameter.empty, dataclasses.MISSING)
+        default, several = None if required else option.default, _origin(option.type)
+        shown = "" if default in (None, False, (), []) else f" (default: {_words(default)})"
+        about: dict[str, Any] = {"default": default, "help": (option.help + shown).replace("%", "%%")}
+        if typing.get_origin(kind) is Literal:
+            about["choices"] = typing.get_args(kind)
+        elif kind is bool:
+            about["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
+        else:
+            about |= {"type": _reader(kind, option.range), "metavar": _metavar(option.type)}
+        if positional:
+            about["metavar"] = option.name.upper().removesuffix("S" if several else "")
+            about["nargs"] = ("+" if required else "*") if several else (None if required else "?")
+            self.add_argument(option.name, **about)
+            return
+        if several:
+            about |= {"nargs": "+", "action": "extend" if several is list else "store"}
+        if bool in others:  # with or without a value
+            about |= {"nargs": "?", "const": True}
+        self.add_argument(_flag(option.name.rstrip("_")), dest=option.name, required=required, **about)
 
     def add_settings(self, settings: Any) -> None:
         """Add an option for every field of a dataclass; the fields of nested ones have dotted names."""
@@ -90,50 +89,44 @@ class Parser(argparse.ArgumentParser):
     def add_setting(self, group: Any, path: str, option: Option, value: Any, shown: str = "") -> None:
         """Add the option of one setting; ``shown`` is the name users see, if it is not ``path``."""
         shown = shown or path
-        several = typing.get_origin(option.type) is tuple
-        common = {"dest": path, "nargs": "+" if several else None, "metavar": _metavar(option.type)}
-        default = " ".join(map(str, value)) if several else value
-        text = f"{option.help} (default: {'none' if default in (None, '') else default})"
-        group.add_argument(_flag(shown), **common, help=text.strip().replace("%", "%%"))
+        nargs = "+" if _origin(option.type) else None
+        text = f"{option.help} (default: {'none' if value in (None, '', ()) else _words(value)})"
+        names = {shown: text.strip().replace("%", "%%")}
         if option.formerly:
-            former = shown.removesuffix(option.name) + option.formerly
-            group.add_argument(_flag(former), **common, help=argparse.SUPPRESS)
+            names[shown.removesuffix(option.name) + option.formerly] = argparse.SUPPRESS
+        for name, about in names.items():
+            metavar = _metavar(option.type)
+            group.add_argument(_flag(name), dest=path, nargs=nargs, metavar=metavar, help=about)
         self.settings[path] = shown, option
 
-    def peek(self, arguments: Sequence[str], option: str, default: str | None = None) -> Any:
+    def peek(self, words: Sequence[str], option: str, default: str | None = None) -> Any:
         """The value of an option that decides which other options there are."""
         first = Parser(self.prog.removeprefix("simplicia "), add_help=False)
         first.add_argument(option, dest="value", default=default)
-        return first.parse_known_args(arguments)[0].value
+        return first.parse_known_args(words)[0].value
 
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+    def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """Parse arguments; options may be written with dashes or underscores."""
-        args, rest = self.parse_known_intermixed_args([_dashed(word) for word in arguments])
+        args, rest = self.parse_known_intermixed_args([_dashed(word) for word in words])
         for word in rest:
             if word.startswith("--"):
                 option = word.split("=")[0]
-                near = difflib.get_close_matches(option, self._visible(), n=2, cutoff=0.6)
+                visible = [action for action in self._actions if action.help != argparse.SUPPRESS]
+                names = [name for action in visible for name in action.option_strings if name[:2] == "--"]
+                near = difflib.get_close_matches(option, names, n=2, cutoff=0.6)
                 hint = f"did you mean {' or '.join(near)}?" if near else f"see {self.prog} --help"
                 raise UserError(f"unknown option {option}; {hint}")
         if rest:
             self.error(f"unexpected {rest[0]!r}")
-        return args
+        return vars(args)
 
-    def changes(self, args: argparse.Namespace) -> dict[str, Any]:
+    def changes(self, values: dict[str, Any]) -> dict[str, Any]:
         """The settings that were given, converted to their types."""
-        values = {path: getattr(args, path) for path in self.settings}
-        return {
-            path: self.settings[path][1].convert(value, self.settings[path][0])
-            for path, value in values.items()
-            if value is not None
-        }
+        given = {path: about for path, about in self.settings.items() if values[path] is not None}
+        return {path: option.convert(values[path], shown) for path, (shown, option) in given.items()}
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
-
-    def _visible(self) -> list[str]:
-        actions = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        return [option for action in actions for option in action.option_strings if option[:2] == "--"]
 
 
 def _flag(path: str) -> str:
@@ -145,10 +138,48 @@ def _dashed(word: str) -> str:
     return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
 
 
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _origin(hint: Any) -> Any:
+    """``list`` or ``tuple`` if a hint stands for several values, which may be None."""
+    origins = map(typing.get_origin, (hint, *typing.get_args(hint)))
+    return next((origin for origin in origins if origin in (list, tuple)), None)
+
+
+def _kinds(hint: Any) -> list[Any]:
+    """The types of single values in a hint, without None."""
+    if typing.get_origin(hint) is Literal or not typing.get_args(hint):
+        return [hint]
+    return [k for h in typing.get_args(hint) for k in _kinds(h) if k not in (NoneType, Ellipsis)]
+
+
 def _metavar(hint: Any) -> str:
-    if typing.get_origin(hint) is typing.Literal:
-        return "|".join(typing.get_args(hint))
-    kinds = [kind for kind in typing.get_args(hint) if kind not in (type(None), Ellipsis)]
-    if kinds:  # a tuple, or a type that may be None
-        return _metavar(kinds[0])
-    return {int: "N", float: "X", bool: "true|false"}.get(hint, "TEXT")
+    kind = _kinds(hint)[-1]
+    if typing.get_origin(kind) is Literal:
+        return "|".join(typing.get_args(kind))
+    names = {int: "N", float: "X", bool: "true|false", Path: "PATH", OutputFile: "PATH"}
+    return names.get(kind, "TEXT")
+
+
+def _reader(kind: Any, bounds: Range | None) -> Callable[[str], Any]:
+    """A function from a word to a value; argparse shows the message of its ArgumentTypeError."""
+
+    def number(text: str) -> Any:
+        try:
+            value = kind(text)
+            if bounds is None or value in bounds:
+                return value
+        except ValueError:
+            pass
+        where = "" if bounds is None else f" {bounds}".replace("at least 0", "from 0 up")
+        what = "a whole number" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}{where}")
+
+    def output_file(text: str) -> Path:
+        if not text or Path(text).is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r} is not the path of a file")
+        return Path(text)
+
+    return number if kind in (int, float) else output_file if kind is OutputFile else kind

@@ -1,93 +1,82 @@
 """simplicia reproduce: measure the paper's tables and figures."""
 
 import shlex
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from simplicia.cli.options import Parser, amount, output_file, positive, seed
+from simplicia.cli.options import NOT_NEGATIVE, POSITIVE, Device, OutputFile, Quiet
 from simplicia.cli.tables import decimals, table
-from simplicia.cli.verbs import verb
+from simplicia.cli.verbs import Words, verb
 from simplicia.errors import Failed, Interrupted, Unfinished, UserError
-from simplicia.files import atomic_write
+from simplicia.files import write_file
+
+
+@dataclass
+class Size:
+    """How much of an experiment is run, on which data, and where results go."""
+
+    epochs: Annotated[int | None, "epochs of pre-training (default: the recipe's)", POSITIVE] = None
+    batch_size: Annotated[int | None, "batch size (default: the recipe's)", POSITIVE] = None
+    only: Annotated[list[str], "cells with these words only"] = field(default_factory=list)
+    seeds: Annotated[tuple[int, ...], "seeds of pre-training", NOT_NEGATIVE] = (0,)
+    no_training: Annotated[bool, "skip cells whose runs are not trained"] = False
+    data: Annotated[str | None, "another data set or folder; its results go to RESULTS/other"] = None
+    probe_epochs: Annotated[int | None, "epochs of probes and fine-tuning", POSITIVE] = None
+    data_dir: Annotated[str | None, "folder of the standard data sets (default: SIMPLICIA_DATA)"] = None
+    runs: Annotated[Path, "folder of runs"] = Path("runs")
+    results: Annotated[Path, "folder of results"] = Path("results")
+    keep: Annotated[int, "checkpoints per run", POSITIVE] = 1
+    drop: Annotated[bool, "delete the weights of measured runs"] = False
+    retry: Annotated[bool, "repeat cells that failed"] = False
+    minutes: Annotated[
+        float | None, "stop within this time, with status 75 if work is left", NOT_NEGATIVE
+    ] = None
+    probe_minutes: Annotated[float, "start no measurement with less of --minutes left", NOT_NEGATIVE] = 3.0
+    note: Annotated[str | None, "note to store with the new results"] = None
+    device: Device = "auto"
+    quiet: Quiet = False
 
 
 @verb("reproduce NAME", "measure a table or figure of the paper: simplicia reproduce table1 --only byol")
-def reproduce(parser: Parser, arguments: list[str]) -> None:
+def reproduce(
+    given: Size,
+    words: Words,
+    name: Annotated[str | None, "experiment; --list shows them"] = None,
+    *,
+    list_: Annotated[bool, "list the experiments and their costs"] = False,
+    page: Annotated[OutputFile | None, "write all results as Markdown"] = None,
+    figure: Annotated[OutputFile | None, "only draw the results of NAME (.svg, .png, .pdf)"] = None,
+) -> None:
     """Measure a table or figure of the paper and show it next to the paper's numbers.
 
     Models that are not trained yet are trained first. After a stop, the same command continues.
     """
-    parser.add_argument("name", nargs="?", metavar="NAME", help="experiment; --list shows them")
-    parser.add_argument("--list", action="store_true", help="list the experiments and their costs")
-    parser.add_argument("--page", type=output_file, metavar="PATH", help="write all results as Markdown")
-    parser.add_argument(
-        "--figure", type=output_file, metavar="PATH", help="only draw the results of NAME (.svg, .png, .pdf)"
-    )
-    size = parser.add_argument_group("size")
-    size.add_argument("--epochs", type=positive, help="epochs of pre-training (default: the recipe's)")
-    size.add_argument("--batch-size", type=positive, help="batch size (default: the recipe's)")
-    size.add_argument(
-        "--only", nargs="+", action="extend", default=[], metavar="WORD", help="cells with these words only"
-    )
-    size.add_argument("--seeds", nargs="+", type=seed, default=[0], metavar="SEED", help="(default: 0)")
-    size.add_argument("--no-training", action="store_true", help="skip cells whose runs are not trained")
-    size.add_argument("--data", help="another data set or folder; its results go to RESULTS/other")
-    size.add_argument("--probe-epochs", type=positive, help="epochs of probes and fine-tuning")
-    places = parser.add_argument_group("places")
-    places.add_argument("--data-dir", help="folder of the standard data sets (default: SIMPLICIA_DATA)")
-    places.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="(default: runs)")
-    places.add_argument(
-        "--results", type=Path, default=Path("results"), metavar="DIR", help="(default: results)"
-    )
-    places.add_argument("--keep", type=positive, default=1, help="checkpoints per run (default: 1)")
-    places.add_argument("--drop", action="store_true", help="delete the weights of measured runs")
-    limits = parser.add_argument_group("time limits")
-    limits.add_argument("--retry", action="store_true", help="repeat cells that failed")
-    limits.add_argument(
-        "--minutes", type=amount, help="stop within this time, with status 75 if work is left"
-    )
-    limits.add_argument(
-        "--probe-minutes",
-        type=amount,
-        default=3.0,
-        help="start no measurement with less of --minutes left (default: 3)",
-    )
-    parser.add_argument("--note", help="note to store with the new results")
-    parser.add("--device", "--quiet")
-    values = vars(parser.parse(arguments))
-    name, listing, page, figure = (values.pop(key) for key in ("name", "list", "page", "figure"))
-    if name is not None and (listing or page is not None):
+    if name is not None and (list_ or page is not None):
         raise UserError(f"{name!r} is an experiment to run; --list and --page are for all, without a name")
-    if listing:
-        _list(values["epochs"], values["results"] / "bench" / "step.json")
+    if list_:
+        _list(given.epochs, given.results / "bench" / "step.json")
     elif page is not None:
-        _write_page(values["results"], page)
+        from simplicia.experiments.tables import page as all_results
+
+        print(f"written to {write_file(page, all_results(given.results, page).encode(), 'the page')}")
     elif name is None:
         raise UserError("reproduce takes an experiment's name, such as table1; --list shows them")
     elif figure is not None:
-        _draw(name, values, figure)
+        _draw(name, given, figure)
     else:
-        _run(name, values, f"continue with: simplicia reproduce {shlex.join(arguments)}")
+        _run(name, given, f"continue with: simplicia reproduce {shlex.join(words)}")
 
 
-def _write_page(results: Path, path: Path) -> None:
-    from simplicia.experiments.tables import page
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        temporary.write_text(page(results, path), encoding="utf-8")
-    print(f"written to {path}")
-
-
-def _draw(name: str, values: dict[str, Any], path: Path) -> None:
+def _draw(name: str, given: Size, path: Path) -> None:
     from simplicia.experiments import get, store
     from simplicia.experiments.figures import draw
     from simplicia.experiments.reproduce import Options, Session
 
-    experiment, options = get(name), Options(**values)
-    session, cells = Session(experiment, options), experiment.select(options.only)
-    indices = {experiment.cells.index(cell) for cell in cells}
-    asked = {"epochs": options.epochs, "batch_size": options.batch_size}
+    experiment = get(name)
+    session = Session(experiment, Options(**vars(given)))
+    indices = {experiment.cells.index(cell) for cell in experiment.select(given.only)}
+    asked = {"epochs": given.epochs, "batch_size": given.batch_size}
     rows = [
         row
         for row in store.read(session.path)
@@ -99,12 +88,12 @@ def _draw(name: str, values: dict[str, Any], path: Path) -> None:
     print(f"drawn to {path}")
 
 
-def _run(name: str, values: dict[str, Any], how_to_continue: str) -> None:
+def _run(name: str, given: Size, how_to_continue: str) -> None:
     from simplicia.experiments import get, store
     from simplicia.experiments.reproduce import Options, Session, reproduce
     from simplicia.experiments.tables import markdown
 
-    experiment, options = get(name), Options(**values)
+    experiment, options = get(name), Options(**vars(given))
     path, failed = Session(experiment, options).path, None
     try:
         reproduce(experiment, options)

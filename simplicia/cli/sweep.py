@@ -1,77 +1,71 @@
 """simplicia sweep: train a recipe with many settings."""
 
-import argparse
 import shlex
-from typing import Any
+from typing import Annotated, Any
 
-from simplicia.cli.options import Parser, amount, positive
-from simplicia.cli.pretrain import parse_recipe
+from simplicia.cli.options import NOT_NEGATIVE, POSITIVE
+from simplicia.cli.pretrain import RecipeName, Training, named_recipe
 from simplicia.cli.tables import accuracy, decimals, table
-from simplicia.cli.verbs import verb
+from simplicia.cli.verbs import Settings, verb
 from simplicia.errors import UserError
 
 
-@verb("sweep RECIPE", "try many settings: simplicia sweep shapes-byol-sem --grid sem.simplices=16,64,256")
-def sweep(parser: Parser, arguments: list[str]) -> None:
+@verb(
+    "sweep RECIPE",
+    "try many settings: simplicia sweep shapes-byol-sem --grid sem.simplices=16,64,256",
+    named_recipe,
+)
+def sweep(
+    recipe: RecipeName,
+    settings: Settings,
+    given: Training,
+    *,
+    grid: Annotated[list[str] | None, "SETTING=A,B,C: try every combination"] = None,
+    search: Annotated[
+        list[str] | None, "SETTING=LOW..HIGH[:log]: draw settings from ranges, or from values A,B,C"
+    ] = None,
+    trials: Annotated[int | None, "number of trials of a search (default: 12)", POSITIVE] = None,
+    out: Annotated[str | None, "folder of the sweep (default: sweeps/RECIPE)"] = None,
+    prune: Annotated[
+        bool | None, "stop trials below the median of the others (default: only in a search)"
+    ] = None,
+    downstream_temperatures: Annotated[
+        tuple[float, ...] | None, "temperatures of the probe that ranks trials", NOT_NEGATIVE
+    ] = None,
+    probe_epochs: Annotated[int | None, "epochs of that probe (default: 30)", POSITIVE] = None,
+) -> None:
     """Train a recipe with many settings, and choose among them on held-out training images."""
     from simplicia.experiments.sweep import sweep
 
-    several: dict[str, Any] = {"nargs": "+", "action": "extend"}
-    parser.add_argument("--grid", **several, metavar="SETTING=A,B,C", help="try every combination")
-    parser.add_argument(
-        "--search",
-        **several,
-        metavar="SETTING=LOW..HIGH[:log]",
-        help="draw settings from ranges, or from values A,B,C",
-    )
-    parser.add_argument("--trials", type=positive, help="number of trials of a search (default: 12)")
-    parser.add_argument("--out", metavar="FOLDER", help="folder of the sweep (default: sweeps/RECIPE)")
-    parser.add_argument("--resume", action="store_true", help="continue the sweep in --out")
-    parser.add_argument(
-        "--prune",
-        action=argparse.BooleanOptionalAction,
-        help="stop trials below the median of the others (default: only in a search)",
-    )
-    parser.add_argument(
-        "--downstream-temperatures",
-        nargs="+",
-        type=amount,
-        metavar="TAU",
-        help="temperatures of the probe that ranks trials",
-    )
-    parser.add_argument("--probe-epochs", type=positive, help="epochs of that probe (default: 30)")
-    parser.add("--device", "--engine", "--download", "--quiet")
-    recipe, args, changes = parse_recipe(parser, arguments)
-    names = ("trials", "out", "resume", "probe_epochs", "prune", "device", "engine", "download", "quiet")
     outcome = sweep(
-        recipe.name,
-        grid=_assignments(args.grid, "16,64,256"),
-        search=_assignments(args.search, "0.1..1:log"),
-        temperatures=args.downstream_temperatures,
-        **{name: getattr(args, name) for name in names},
-        **changes,
+        recipe,
+        grid=_assignments(grid, "16,64,256"),
+        search=_assignments(search, "0.1..1:log"),
+        trials=trials,
+        out=out,
+        temperatures=downstream_temperatures,
+        probe_epochs=probe_epochs,
+        prune=prune,
+        **vars(given),
+        **settings.changes,
     )
-    settings = outcome["settings"]
-    table(
-        f"{recipe.name}: accuracy on {outcome['validation_images']} held-out training images",
-        ["trial", *settings, "state", "validation %", "downstream temperature", "seconds"],
-        [
-            [
-                *(row["trial"], *map(row["settings"].get, settings), row["state"]),
-                accuracy(row, "validation_accuracy", 2),
-                row["downstream_temperature"],
-                decimals(row["seconds"], 0),
-            ]
-            for row in outcome["trials"]
-        ],
-    )
-    if args.downstream_temperatures or not settings:  # a recipe alone is a sweep over temperatures
+    names, rows = outcome["settings"], outcome["trials"]
+    columns: dict[str, Any] = {"trial": "trial"}
+    columns |= {name: lambda row, name=name: row["settings"].get(name) for name in names}
+    columns |= {
+        "state": "state",
+        "validation %": lambda row: accuracy(row, "validation_accuracy", 2),
+        "downstream temperature": "downstream_temperature",
+        "seconds": lambda row: decimals(row["seconds"], 0),
+    }
+    table(f"{recipe}: accuracy on {outcome['validation_images']} held-out training images", columns, rows)
+    if downstream_temperatures or not names:  # a recipe alone is a sweep over temperatures
         table(
             "at each downstream temperature",
             ["trial", "downstream temperature", "validation %"],
             [
                 [row["trial"], each["temperature"], decimals(each["accuracy"], 2)]
-                for row in outcome["trials"]
+                for row in rows
                 for each in row["per_temperature"]
             ],
         )
@@ -79,8 +73,8 @@ def sweep(parser: Parser, arguments: list[str]) -> None:
     shown = accuracy(best, "validation_accuracy", 2)
     temperature = "-" if (t := best["downstream_temperature"]) is None else f"{t:.4g}"
     print(f"best: trial {best['trial']}, {shown} %, downstream temperature {temperature}")
-    print(f"written to {args.out or f'sweeps/{recipe.name}'}/sweep.json, sweep.csv and sweep.svg")
-    print(f"next, on all training images: simplicia pretrain {_best_command(recipe, outcome)}")
+    print(f"written to {out or f'sweeps/{recipe}'}/sweep.json, sweep.csv and sweep.svg")
+    print(f"next, on all training images: simplicia pretrain {_best_command(settings.defaults, outcome)}")
 
 
 def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None:

@@ -1,24 +1,33 @@
 """Tables for people, the same numbers as JSON for programs."""
 
-import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from simplicia.files import atomic_write
+from simplicia import result
 
 
-def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table; "-" stands for None."""
+def table(
+    title: str, columns: Iterable[str] | dict[str, str | Callable[[Any], Any]], rows: Iterable[Any]
+) -> None:
+    """Print rows of values or, if columns map titles to keys or functions, rows with names.
+
+    "-" stands for None. Numbers in columns whose titles end in "%" have one digit behind the point.
+    """
     from rich.console import Console
     from rich.table import Table
 
+    if isinstance(columns, dict):
+        keys = columns.values()
+        rows = [[key(row) if callable(key) else row.get(key) for key in keys] for row in rows]
+    titles = list(columns)
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        grid.add_column(column, overflow="fold")
+    for name in titles:
+        grid.add_column(name, overflow="fold")
     for row in rows:
-        grid.add_row(*map(cell, row))
+        pairs = zip(titles, row, strict=True)
+        grid.add_row(*(decimals(v) if t[-1:] == "%" and isinstance(v, float) else cell(v) for t, v in pairs))
     Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160).print(grid)
 
 
@@ -41,9 +50,8 @@ def accuracy(row: Any, name: str = "accuracy", digits: int = 1) -> str:
     return value if spread is None or row.get(name) is None else f"{value} ± {spread:.{digits}f}"
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write numbers as JSON and print where."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+def write_json(path: Path | None, value: Any) -> None:
+    """Write numbers as JSON, if a path is given, and print where."""
+    if path is not None:
+        result.write_json(path, value)
+        print(f"written to {path}")

@@ -17,7 +17,6 @@ from simplicia.data.image_ops import (
     check_images,
     check_output,
     colour_jitter,
-    flip,
     gaussian_blur,
     greyscale,
     normalise,
@@ -93,25 +92,26 @@ class Views:
         boxes = sample_boxes(n, x.shape[2], x.shape[3], s.crop_scale, s.crop_ratio, device, aspect_ratios)
         x = resized_crop(x, boxes, size, s.interpolation)
         if s.jitter_prob > 0 and max(s.brightness, s.contrast, s.saturation, s.hue) > 0:
-            x = colour_jitter(x, *sample_jitter(n, s, device), sample_apply(n, s.jitter_prob, device))
+            x = sometimes(s.jitter_prob, colour_jitter(x, *sample_jitter(n, s, device)), x)
         if s.grey > 0:
-            x = greyscale(x, sample_apply(n, s.grey, device))
+            x = sometimes(s.grey, greyscale(x), x)
         if s.blur[view] > 0:
             sigma = _uniform((n,), *s.blur_sigma, device)
-            x = gaussian_blur(x, sigma, blur_kernel_size(size), sample_apply(n, s.blur[view], device))
+            x = sometimes(s.blur[view], gaussian_blur(x, sigma, blur_kernel_size(size)), x)
         if s.solarise[view] > 0:
-            x = solarise(x, 0.5, sample_apply(n, s.solarise[view], device))
+            x = sometimes(s.solarise[view], solarise(x, 0.5), x)
         if s.flip > 0:
-            x = flip(x, sample_apply(n, s.flip, device))
+            x = sometimes(s.flip, x.flip(3), x)
         return normalise(x, self.mean, self.std)
 
 
 # ---- Sampling: parameters of n samples, drawn from torch's default generator of the device.
 
 
-def sample_apply(n: int, probability: float, device: torch.device) -> Tensor:
-    """Which samples an operation applies to, (n,) bool; probabilities 0 and 1 are exact."""
-    return torch.rand(n, device=device) < probability
+def sometimes(probability: float, changed: Tensor, images: Tensor) -> Tensor:
+    """Each sample changed with a probability; probabilities 0 and 1 are exact."""
+    chosen = torch.rand(len(images), device=images.device) < probability
+    return torch.where(chosen[:, None, None, None], changed, images)
 
 
 def sample_boxes(

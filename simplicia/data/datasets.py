@@ -5,35 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from simplicia.data import cifar, digits, folder, imagenet, shapes, transfer_sets  # noqa: F401  (registers them)
-from simplicia.data.image_set import (
-    REGISTRY,
-    ImageSet,
-    ReadOptions,
-    dataset,
-    held_out,
-    part,
-    resolve_data_dir,
-    split,
-)
+from simplicia.data.image_set import REGISTRY, ImageSet, ReadOptions, resolve_data_dir
+from simplicia.data.image_set import held_out as held_out
+from simplicia.data.image_set import part as part
+from simplicia.data.image_set import split as split
 from simplicia.errors import UserError, unknown
-
-__all__ = [
-    "MEMORY",
-    "REGISTRY",
-    "ImageSet",
-    "ReadOptions",
-    "dataset",
-    "decoded_size",
-    "has_files",
-    "held_out",
-    "identity",
-    "load",
-    "names",
-    "part",
-    "root",
-    "split",
-    "validation",
-]
 
 MEMORY = "memory"  # the data set's name in a run that got its images from Python
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from simplicia.data.image_files import decode, open_image
 from simplicia.errors import UserError
 from simplicia.files import atomic_write, remove_leftovers
 
@@ -76,8 +75,10 @@ def decode_files(
 
 
 def _try_decode(path: Path, size: int, keep_aspect: bool) -> tuple[np.ndarray, float] | Exception:
+    from simplicia.data import image_files
+
     try:
-        return decode(path, size, keep_aspect)
+        return image_files.decode(path, size, keep_aspect)
     except Exception as error:  # Pillow raises nearly every exception there is
         return error
 
@@ -94,6 +95,8 @@ def _explain(error: Exception) -> tuple[str, bool]:
 
 def suitable_size(files: list[Path]) -> int:
     """The largest of `SIZES` up to the median short side of 64 images, or the smallest."""
+    from simplicia.data.image_files import open_image
+
     sides: list[int] = []
     for i in np.random.Generator(np.random.PCG64(0)).permutation(len(files)):
         try:
@@ -175,15 +178,14 @@ def _read_cache(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.n
     try:
         array = np.load(pixels, mmap_mode="c", allow_pickle=False)
         content = json.loads(about.read_text(encoding="utf-8"))
-        readable = [int(i) for i in content["readable"]]
-        aspect_ratios = [float(ratio) for ratio in content["aspects"]]
+        readable, aspect_ratios = content["readable"], content["aspects"]
         skipped = [(Path(path), str(reason)) for path, reason in content["skipped"]]
+        counts = len(aspect_ratios), len(readable) + len(skipped)
+        valid = array.shape == shape and array.dtype == np.uint8 and counts == (len(readable), shape[0])
+        valid = valid and all(0 <= i < shape[0] for i in readable)
+        valid = valid and all(0 < ratio < math.inf for ratio in aspect_ratios)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
-    counts = len(aspect_ratios), len(readable) + len(skipped)
-    if array.shape != shape or array.dtype != np.uint8 or counts != (len(readable), shape[0]):
-        return None
-    valid = all(0 <= i < shape[0] for i in readable) and all(0 < ratio < math.inf for ratio in aspect_ratios)
     return (array, FileReport(readable, aspect_ratios, skipped)) if valid else None
 
 

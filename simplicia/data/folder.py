@@ -19,20 +19,9 @@ from simplicia.errors import UserError
 
 EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # image formats that are not read, and reported as skipped
-UNSUPPORTED = [
-    ".arw",
-    ".avif",
-    ".cr2",
-    ".cr3",
-    ".dng",
-    ".heic",
-    ".heif",
-    ".jp2",
-    ".jxl",
-    ".nef",
-    ".psd",
-    ".svg",
-]
+UNSUPPORTED = (
+    ".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".psd", ".svg"
+)  # fmt: skip
 # names of splits, in any case
 TRAIN_FOLDERS = ("train", "training")
 VAL_FOLDERS = ("val", "valid", "validation")
@@ -40,16 +29,22 @@ TEST_FOLDERS = ("test", "testing", *VAL_FOLDERS)
 TEST_SHARE = 0.1
 
 
-class Listing(NamedTuple):
-    """The image files below a folder, each with its class folder: None for files outside of those."""
+Entry = tuple[Path, str | None]  # a file and its class folder; None for files outside of those
 
-    files: list[Path]
-    classes: list[str | None]
+
+class Listing(NamedTuple):
+    """The image files below a folder."""
+
+    entries: list[Entry]
     skipped: list[tuple[Path, str]]  # (path, reason): cannot be opened, or of an unsupported format
 
     @property
+    def files(self) -> list[Path]:
+        return [file for file, _ in self.entries]
+
+    @property
     def labelled(self) -> bool:
-        return None not in self.classes
+        return all(name is not None for _, name in self.entries)
 
 
 class Layout(NamedTuple):
@@ -57,85 +52,80 @@ class Layout(NamedTuple):
 
     train: Listing
     test: Listing | None = None
-    test_name: str | None = None  # one of `TEST_FOLDERS`
+    val: Listing | None = None  # if it is not the test split
 
 
-def load(
-    folder: Path, split: str, options: ReadOptions, test_folders: tuple[str, ...] = TEST_FOLDERS
-) -> ImageSet:
+def load(folder: Path, split: str, options: ReadOptions, splits: Layout | None = None) -> ImageSet:
     """The "train" or "test" images of a folder, in the splits of its ``layout``."""
     if options.size is not None and not 8 <= options.size <= 1024:
         raise UserError(f"size is {options.size}; images of a folder can have from 8 to 1024 pixels")
-    train, test, _ = layout(folder, test_folders)
-    if not train.files:
+    train, test, _ = layout(folder) if splits is None else splits
+    if not train.entries:
         raise UserError(
             f"there are no images to learn from in {str(folder)!r}; images are {' '.join(EXTENSIONS)}"
         )
     chosen = train if test is None or split == "train" else test
-    files, classes = chosen.files, chosen.classes
     if test is None and train.labelled:
-        mask = held_out(np.array(classes), TEST_SHARE) == (split == "test")
-        files = [file for file, keep in zip(files, mask, strict=True) if keep]
-        classes = [name for name, keep in zip(classes, mask, strict=True) if keep]
+        mask = held_out(np.array([name for _, name in train.entries]), TEST_SHARE) == (split == "test")
+        chosen = train._replace(entries=[train.entries[i] for i in np.flatnonzero(mask)])
     elif test is None and split == "test":
         raise UserError(f"{str(folder)!r} has neither classes nor a test folder, so it has no test images")
-    if not files:
+    if not chosen.entries:
         raise UserError(f"{str(folder)!r} has no class of two images or more, so none is left for {split}")
-    # Both splits get the same size and the same class numbers.
-    options = replace(options, size=options.size or suitable_size(train.files))
-    listing = Listing(files, classes, chosen.skipped)
-    images = decode_listing(folder, listing, train.classes + (test or train).classes, options)
+    images = decode_listing(folder, chosen, train.entries, options, test.entries if test else [])
     return replace(images, source=str(folder.resolve()))
 
 
 def validation(folder: Path, options: ReadOptions) -> ImageSet | None:
     """The val images of a folder; None if there are none, or if they are its test split."""
-    train, test, test_name = layout(folder)
-    inside = _subfolders(folder)
-    candidates = [folder / name for val in VAL_FOLDERS if (name := _match(inside, (val,))) is not None]
-    path = next((path for path in candidates if _list(path).files), None)
-    if test is None or test_name in VAL_FOLDERS or path is None or not (train.labelled and test.labelled):
+    train, test, val = layout(folder)
+    if test is None or val is None or not (train.labelled and test.labelled):
         return None
-    listing, classes = _list(path), train.classes + test.classes
-    for file, name in zip(listing.files, listing.classes, strict=True):
+    classes = {name for _, name in train.entries + test.entries}
+    for file, name in val.entries:
         if name is None:
             raise UserError(f"{str(file)!r} is outside of the class folders; it has no class")
         if name not in classes:
-            raise UserError(f"{str(path)!r} has class {name!r}, which train does not have")
-    options = replace(options, size=options.size or suitable_size(train.files))
-    return decode_listing(folder, listing, classes, options)
+            raise UserError(f"{str(file)!r} has class {name!r}, which train does not have")
+    return decode_listing(folder, val, train.entries, options, test.entries)
 
 
 def read_all(path: Path, size: int) -> ImageSet:
     """One image file, or all images below a folder, without labels or splits."""
     if path.is_file():
-        listing, root = Listing([path], [None], []), path.parent
+        files, skipped, root = [path], [], path.parent
     elif path.is_dir():
         listing, root = _list(path), path
+        files, skipped = listing.files, listing.skipped
     else:
         raise UserError(f"there is no folder or image {str(path)!r}")
-    if not listing.files:
+    if not files:
         raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
-    listing = listing._replace(classes=[None] * len(listing.files))
-    return decode_listing(root, listing, (), ReadOptions(size=size))
+    return decode_listing(
+        root, Listing([(file, None) for file in files], skipped), [], ReadOptions(size=size)
+    )
 
 
 def decode_listing(
-    folder: Path, listing: Listing, classes: Iterable[str | None], options: ReadOptions
+    folder: Path, listing: Listing, train: list[Entry], options: ReadOptions, others: Iterable[Entry] = ()
 ) -> ImageSet:
-    """Decode the files of a listing, which has labels if each file has one of ``classes``."""
-    size = options.size or suitable_size(listing.files)
+    """Decode the files of a listing, with labels if each file has a class.
+
+    All splits get the size that suits the ``train`` images, and number the classes of these and ``others``.
+    """
+    size = options.size or suitable_size([file for file, _ in train])
     images, report = decode_files(listing.files, size, options.keep_aspect, options.progress)
-    names = sorted({name for name in classes if name is not None}) if listing.labelled else []
+    names = sorted({name for _, name in (*train, *others) if name is not None}) if listing.labelled else []
     number = {name: i for i, name in enumerate(names)}
+    readable = [listing.entries[i] for i in report.readable]
     skipped = sorted(listing.skipped + report.skipped)
     return ImageSet(
         name=folder.resolve().name,
         images=torch.from_numpy(images),
-        labels=torch.tensor([number[listing.classes[i] or ""] for i in report.readable]) if names else None,
+        labels=torch.tensor([number[name or ""] for _, name in readable]) if names else None,
         classes=tuple(names),
         aspect_ratios=torch.tensor(report.aspect_ratios) if options.keep_aspect else None,
-        files=tuple(listing.files[i].relative_to(folder).as_posix() for i in report.readable),
+        files=tuple(file.relative_to(folder).as_posix() for file, _ in readable),
         skipped=tuple((path.relative_to(folder).as_posix(), reason) for path, reason in skipped),
     )
 
@@ -160,10 +150,11 @@ def layout(folder: Path, test_folders: tuple[str, ...] = TEST_FOLDERS) -> Layout
         return Layout(_list(folder))
     train = _list(folder / train_name)
     listings = {test: _list(folder / name) for test, name in present.items()}
-    listings = {test: listing for test, listing in listings.items() if listing.files}
+    listings = {test: listing for test, listing in listings.items() if listing.entries}
     labelled = {test: listing for test, listing in listings.items() if listing.labelled and train.labelled}
     for test, listing in (labelled or listings).items():
-        return Layout(train, listing, test)
+        val = [] if test in VAL_FOLDERS else [listings[name] for name in VAL_FOLDERS if name in listings]
+        return Layout(train, listing, val[0] if val else None)
     return Layout(train)
 
 
@@ -182,19 +173,21 @@ def _match(inside: set[str], names: tuple[str, ...]) -> str | None:
 
 def _list(folder: Path) -> Listing:
     """All image files below a folder, sorted by path. Links are followed to class folders only."""
-    entries: list[tuple[Path, str | None]] = []
+    entries: list[Entry] = []
     skipped: list[tuple[Path, str]] = []
 
     def skip(error: OSError) -> None:
         skipped.append((Path(error.filename), error.strerror or "cannot be opened"))
 
-    def add_files(parent: Path, subfolders: list[str], files: list[str]) -> None:
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        below = parent.relative_to(folder).parts
+    resolved, roots = folder.resolve(), [folder]
+    walks = ((root, *step) for root in roots for step in os.walk(root, onerror=skip))
+    for root, parent, subfolders, files in walks:
+        below = Path(parent).relative_to(folder).parts
         if below and "recipe.yaml" in files:  # a run directory: its images are not data
             subfolders.clear()
-            return
-        for path in (parent / name for name in files if not name.startswith(".")):
+            continue
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        for path in (Path(parent, name) for name in files if not name.startswith(".")):
             suffix = path.suffix.lower()
             if suffix in UNSUPPORTED:
                 skipped.append((path, f"{suffix} is not supported; save it as .jpg or .png"))
@@ -205,16 +198,12 @@ def _list(folder: Path) -> Listing:
                     entries.append((path, below[0] if below else None))
             except OSError as error:
                 skipped.append((path, error.strerror or "cannot be read"))
-
-    root = folder.resolve()
-    for parent, subfolders, files in os.walk(folder, onerror=skip):
-        add_files(Path(parent), subfolders, files)
         for link in (Path(parent, name) for name in subfolders if Path(parent, name).is_symlink()):
             target = link.resolve()
-            if Path(parent) != folder or target.is_relative_to(root) or root.is_relative_to(target):
+            inside = target.is_relative_to(resolved) or resolved.is_relative_to(target)
+            if root == folder and (below or inside):
                 skipped.append((link, "a link to a folder, which is not followed"))
-                continue
-            for inner, inner_subfolders, inner_files in os.walk(link, onerror=skip):
-                add_files(Path(inner), inner_subfolders, inner_files)
+            elif root == folder:
+                roots.append(link)
     entries.sort(key=lambda entry: entry[0].relative_to(folder).as_posix())
-    return Listing([path for path, _ in entries], [name for _, name in entries], skipped)
+    return Listing(entries, skipped)

@@ -1,22 +1,27 @@
 """Decode one image file of any kind to a square of RGB pixels: upright, any bit depth, never clipped."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from PIL import Image
+from PIL import Image
 
 # Pillow goes by content, not extension. Other formats are not tried: some of them start programs.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "GIF", "TIFF", "PPM")
 MOST_PIXELS = 90_000_000  # of one image, after a JPEG is reduced; larger ones are decompression bombs
+# what turns an image upright, by its EXIF tag; from 5 on it lies on its side
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
-def open_image(path: Path) -> "Image.Image":
+def open_image(path: Path) -> Image.Image:
     """Open an image file; only its header is read yet."""
-    from PIL import Image
-
     return Image.open(path, formats=FORMATS)
 
 
@@ -29,13 +34,11 @@ def decode(path: Path, size: int, keep_aspect: bool = False) -> tuple[np.ndarray
         return to_square(image, size, keep_aspect)
 
 
-def to_square(image: "Image.Image", size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
+def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
     """An image, upright, as (size, size, 3) uint8 RGB, and its width / height.
 
     The image is center-cropped to a square, or with ``keep_aspect`` squeezed to one.
     """
-    from PIL import Image
-
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels are too many")
     image.load()
@@ -49,35 +52,20 @@ def to_square(image: "Image.Image", size: int, keep_aspect: bool = False) -> tup
         left, top = (image.width - short) // 2, (image.height - short) // 2
         image = image.crop((left, top, left + short, top + short))
     square = _to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    if orientation is None:
+    if orientation not in TURNS:
         return np.asarray(square), aspect_ratio
-    turn = Image.Transpose
-    sideways = orientation in (turn.TRANSPOSE, turn.TRANSVERSE, turn.ROTATE_90, turn.ROTATE_270)
-    return np.asarray(square.transpose(orientation)), 1 / aspect_ratio if sideways else aspect_ratio
+    upright = np.asarray(square.transpose(TURNS[orientation]))
+    return upright, 1 / aspect_ratio if orientation >= 5 else aspect_ratio
 
 
-def _orientation(image: "Image.Image") -> "Image.Transpose | None":
-    """The transposition that turns an image upright, by its EXIF tag."""
-    from PIL import Image
-
-    turns = {
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_270,
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_90,
-    }
+def _orientation(image: Image.Image) -> int:
     try:
-        return turns.get(image.getexif().get(0x0112, 1))
+        return image.getexif().get(0x0112, 1)
     except Exception:  # an image with broken EXIF data is still readable
-        return None
+        return 1
 
 
-def _to_rgb(image: "Image.Image") -> "Image.Image":
-    from PIL import Image
-
+def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         return _grey(np.asarray(image), tops=(1, 255))
     if image.mode.startswith("I"):
@@ -89,13 +77,11 @@ def _to_rgb(image: "Image.Image") -> "Image.Image":
     return image.convert("RGB")
 
 
-def _grey(values: np.ndarray, tops: tuple[int, ...]) -> "Image.Image":
+def _grey(values: np.ndarray, tops: tuple[int, ...]) -> Image.Image:
     """16-bit, 32-bit or floating-point values, scaled from 0 to the first of `tops` that none exceeds.
 
     Without such a top, the range is from the lowest to the highest value: nothing is ever clipped.
     """
-    from PIL import Image
-
     values = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
     low, high = float(values.min()), float(values.max())
     top = next((top for top in tops if low >= 0 and high <= top), None)

@@ -3,8 +3,6 @@
 They agree with torchvision's, and none synchronises with the host.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -57,7 +55,7 @@ def _separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 def _adjust(images: Tensor, factor: Tensor, kind: Tensor) -> Tensor:
     """Brightness, contrast or saturation, as kind (N,) says: factor x + (1 - factor) target, clamped."""
-    grey = _grey(images)
+    grey = greyscale(images)
     target = grey * _expand((1 - factor) * (kind == SATURATION))
     target += grey.mean((1, 2, 3), keepdim=True) * _expand((1 - factor) * (kind == CONTRAST))
     return torch.addcmul(target, images, _expand(factor)).clamp_(0, 1)
@@ -78,8 +76,8 @@ def _adjust_hue(images: Tensor, factor: Tensor) -> Tensor:
     return torch.addcmul(value, chroma, fall)
 
 
-def colour_jitter(images: Tensor, factors: Tensor, order: Tensor, apply: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue by factors (N, 4), in each sample's own order, if apply (N,).
+def colour_jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
+    """Brightness, contrast, saturation and hue by factors (N, 4), in each sample's own order.
 
     Each row of order (N, 4) is a permutation of 0 to 3. One pass of `_adjust` serves samples at different
     adjustments. Hue costs most and is computed once, with three passes before and after it; in those on the
@@ -89,21 +87,16 @@ def colour_jitter(images: Tensor, factors: Tensor, order: Tensor, apply: Tensor)
     hue_turn = (order == HUE).int().argmax(1, keepdim=True)
     ordered = factors.gather(1, order)
     before, after = torch.where(turns < hue_turn, ordered, 1), torch.where(turns > hue_turn, ordered, 1)
-    x = images
     for turn in (0, 1, 2):
-        x = _adjust(x, before[:, turn], order[:, turn])
-    x = _adjust_hue(x, factors[:, HUE])
+        images = _adjust(images, before[:, turn], order[:, turn])
+    images = _adjust_hue(images, factors[:, HUE])
     for turn in (1, 2, 3):
-        x = _adjust(x, after[:, turn], order[:, turn])
-    return torch.where(_expand(apply), x, images)
+        images = _adjust(images, after[:, turn], order[:, turn])
+    return images
 
 
-def greyscale(images: Tensor, apply: Tensor) -> Tensor:
-    """Replace the three channels by their luminance where apply (N,) is true."""
-    return torch.where(_expand(apply), _grey(images), images)
-
-
-def _grey(images: Tensor) -> Tensor:
+def greyscale(images: Tensor) -> Tensor:
+    """The luminance, (N, 1, H, W)."""
     r, g, b = images.split(1, 1)
     return (r * 0.2989).add_(g, alpha=0.587).add_(b, alpha=0.114)
 
@@ -113,12 +106,12 @@ def blur_kernel_size(size: int) -> int:
     return max(3, size // 10 | 1)
 
 
-def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int, apply: Tensor) -> Tensor:
-    """Convolve with Gaussians of sigma (N,), cut to an odd kernel_size, edges mirrored, where apply (N,)."""
+def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
+    """Convolve with Gaussians of sigma (N,), cut to an odd kernel_size, edges mirrored."""
     tap = torch.arange(kernel_size, device=images.device) - kernel_size // 2
     kernel = torch.softmax(-0.5 * (tap / sigma[:, None]) ** 2, 1)
     rows, columns = (_convolution(kernel, tap, extent) for extent in images.shape[2:])
-    return torch.where(_expand(apply), _separable(images, rows, columns), images)
+    return _separable(images, rows, columns)
 
 
 def _convolution(kernel: Tensor, tap: Tensor, extent: int) -> Tensor:
@@ -128,15 +121,9 @@ def _convolution(kernel: Tensor, tap: Tensor, extent: int) -> Tensor:
     return torch.einsum("nk,ikj->nij", kernel, (mirrored == pixel).to(kernel.dtype))
 
 
-def solarise(images: Tensor, threshold: float, apply: Tensor) -> Tensor:
-    """Invert the values from threshold upwards where apply (N,) is true."""
-    thresholds = torch.where(apply, threshold, math.inf)
-    return torch.where(images >= _expand(thresholds), 1 - images, images)
-
-
-def flip(images: Tensor, apply: Tensor) -> Tensor:
-    """Mirror left and right where apply (N,) is true."""
-    return torch.where(_expand(apply), images.flip(3), images)
+def solarise(images: Tensor, threshold: float) -> Tensor:
+    """Invert the values from threshold upwards."""
+    return torch.where(images >= threshold, 1 - images, images)
 
 
 def normalise(images: Tensor, mean: Triple, std: Triple) -> Tensor:

@@ -42,9 +42,10 @@ def root(name: str, data_dir: Path | None) -> Path:
 def _read(name: str, split: str, options: ReadOptions) -> ImageSet:
     """The train images, or for "test" those of val."""
     path = root(name, options.data_dir)
-    if folder.layout(path, folder.VAL_FOLDERS).test is None:
+    splits = folder.layout(path, folder.VAL_FOLDERS)
+    if splits.test is None:
         raise UserError(f"{name} needs the folder {str(path / 'val')!r} next to train; none has images")
-    images = folder.load(path, split, options, folder.VAL_FOLDERS)
+    images = folder.load(path, split, options, splits)
     if images.labels is None:
         class_folder = path / ("train" if split == "train" else "val") / "<class>"
         raise UserError(f"{name} needs a folder for each class, {str(class_folder)!r}; images lie outside")

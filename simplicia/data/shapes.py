@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from simplicia.data.image_set import ImageSet, ReadOptions, dataset
-from simplicia.errors import UserError, unknown
+from simplicia.errors import unknown
 
 Array = np.ndarray
 Number = Array | float
@@ -25,15 +25,13 @@ def read(split: str, options: ReadOptions) -> ImageSet:
     return shapes(split)
 
 
-@functools.lru_cache(maxsize=4)
-def shapes(split: str = "train", count: int | None = None, seed: int = 0) -> ImageSet:
-    """`count` images (default: 5,000 for "train", 1,000 for "test"), shuffled, with balanced classes."""
+@functools.cache
+def shapes(split: str) -> ImageSet:
+    """5,000 images for "train", 1,000 for "test", shuffled, with balanced classes."""
     if split not in COUNTS:
         raise unknown("split", split, COUNTS)
-    count = COUNTS[split] if count is None else count
-    if count < 1 or seed < 0:
-        raise UserError(f"shapes need a count of at least 1 and a seed of at least 0, not {count} and {seed}")
-    random = np.random.Generator(np.random.PCG64([seed, list(COUNTS).index(split)]))
+    count = COUNTS[split]
+    random = np.random.Generator(np.random.PCG64([0, list(COUNTS).index(split)]))
     labels = random.permutation(np.arange(count) % len(_FIGURES))
     images = np.empty((count, 3, SIDE, SIDE), dtype=np.uint8)
     for label, figure in enumerate(_FIGURES.values()):
@@ -61,21 +59,23 @@ def _draw(figure: Callable[..., Array], n: int, random: np.random.Generator) -> 
 
     # Dark ink on a light background, unevenly lit.
     ground, ink = uniform(0.75, 0.95), uniform(0.1, 0.35)
-    slope = _direction(uniform(0, 2 * np.pi))
-    image = ground + (slope[0] * (x - SIDE / 2) + slope[1] * (y - SIDE / 2)) / SIDE * uniform(0, 0.25)
+    angle = uniform(0, 2 * np.pi)
+    slope = np.cos(angle) * (x - SIDE / 2) + np.sin(angle) * (y - SIDE / 2)
+    image = ground + slope / SIDE * uniform(0, 0.25)
 
     for _ in range(3):  # distractors: small discs and short lines, some of them invisible
         u, v = _local(x, y, uniform(0, SIDE), uniform(0, SIDE), uniform(0, 2 * np.pi), 1.0)
         length = uniform(0, 6) * (uniform(0, 1) < 0.5)
         stroke = _segment(u, v, -length / 2, 0, length / 2, 0) - uniform(0.3, 1.2)
-        image = _paint(image, uniform(0.1, 0.9), np.clip(0.5 - stroke, 0, 1) * (uniform(0, 1) < 0.7))
+        shade, visible = uniform(0.1, 0.9), uniform(0, 1) < 0.7
+        image = image + (shade - image) * (np.clip(0.5 - stroke, 0, 1) * visible)
 
     size = uniform(9.0, 12.5)
     free = SIDE / 2 - size * 0.9
     cx, cy = (SIDE / 2 + free * uniform(-1, 1) for _ in "xy")
     u, v = _local(x, y, cx, cy, uniform(-0.4, 0.4), size)
     u *= random.choice([-1, 1], (n, 1, 1))  # mirrored half of the time
-    image = _paint(image, ink, np.clip(0.5 - figure(u, v, uniform) * size, 0, 1))[:, None]
+    image = (image + (ink - image) * np.clip(0.5 - figure(u, v, uniform) * size, 0, 1))[:, None]
 
     # Coloured light, exposure and contrast, as colour jitter changes them, and noise.
     image = image * uniform(0.55, 1.0, 3, 1, 1)
@@ -84,17 +84,9 @@ def _draw(figure: Callable[..., Array], n: int, random: np.random.Generator) -> 
     return np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)
 
 
-def _paint(image: Array, shade: Array, mask: Array) -> Array:
-    return image + (shade - image) * mask
-
-
-def _direction(angle: Array) -> tuple[Array, Array]:
-    return np.cos(angle), np.sin(angle)
-
-
 def _local(x: Array, y: Array, cx: Array, cy: Array, angle: Array, size: Number) -> tuple[Array, Array]:
     """Coordinates in which a figure is upright, centred, and about as large as the unit disc."""
-    c, s = _direction(angle)
+    c, s = np.cos(angle), np.sin(angle)
     return (c * (x - cx) + s * (y - cy)) / size, (c * (y - cy) - s * (x - cx)) / size
 
 
@@ -115,116 +107,88 @@ def _box(u: Array, v: Array, width: Number, height: Number) -> Array:
 def _fold(u: Array, v: Array, parts: int) -> tuple[Array, Array]:
     """One sector of a figure that repeats `parts` times around the origin, with its axis along u."""
     radius, sector = np.hypot(u, v), 2 * np.pi / parts
-    c, s = _direction(np.mod(np.arctan2(v, u) + sector / 2, sector) - sector / 2)
-    return radius * c, radius * s
+    angle = np.mod(np.arctan2(v, u) + sector / 2, sector) - sector / 2
+    return radius * np.cos(angle), radius * np.sin(angle)
 
 
-def _triangle(u, v, uniform):
-    return _fold(u, v, 3)[0] - 0.58
+def _disc(u: Array, v: Array, x: Number, radius: Number) -> Array:
+    """A disc around (x, 0)."""
+    return np.hypot(u - x, v) - radius
 
 
-def _square(u, v, uniform):
-    return _box(u, v, 0.72, 0.72)
-
-
-def _star(u, v, uniform):
-    u, v = _fold(u, v, 5)
+def _wedge(u: Array, v: Array) -> Array:
     return 0.45 * (u - 1.1) + 0.9 * abs(v)
 
 
-def _bar(u, v, uniform):
-    return _box(u, v, 1.1, uniform(0.2, 0.3))
-
-
-def _disc(u, v, uniform):
-    return np.hypot(u, v) - 0.85
-
-
-def _ring(u, v, uniform):
-    return abs(np.hypot(u, v) - 0.75) - uniform(0.13, 0.2)
-
-
-def _crescent(u, v, uniform):
-    return np.maximum(np.hypot(u, v) - 0.95, 0.75 - np.hypot(u - uniform(0.45, 0.6), v))
-
-
-def _lens(u, v, uniform):
-    offset = uniform(0.75, 0.9)
+def _lens(u: Array, v: Array, offset: Array) -> Array:
     return np.hypot(u, abs(v) + offset) - np.hypot(1.05, offset)
 
 
-def _cross(u, v, uniform):
-    u, v = _fold(u, v, 4)
-    return _box(u, v, 1.0, uniform(0.12, 0.2))
-
-
-def _tripod(u, v, uniform):
-    u, v = _fold(u, v, 3)
-    return _box(u, v, 1.0, uniform(0.12, 0.2))
-
-
-def _zigzag(u, v, uniform):
-    height = 0.45
-    teeth = abs(np.mod(u + 0.3, 1.2) - 0.6) / 0.6 * 2 * height - height
-    return np.maximum(abs(v - teeth) * 0.55 - uniform(0.11, 0.16), abs(u) - 1.2)
-
-
-def _frame(u, v, uniform):
-    return abs(_box(u, v, 0.7, 0.7)) - uniform(0.11, 0.16)
+def _zigzag(u: Array, v: Array, width: Array) -> Array:
+    teeth = abs(np.mod(u + 0.3, 1.2) - 0.6) / 0.6 * 2 * 0.45 - 0.45
+    return np.maximum(abs(v - teeth) * 0.55 - width, abs(u) - 1.2)
 
 
 # Patterns fill a large disc; their pitch varies.
 
 
-def _patch(u, v, pattern):
-    return np.maximum(pattern, np.hypot(u, v) - 1.35)
+def _patch(u: Array, v: Array, pattern: Array) -> Array:
+    return np.maximum(pattern, _disc(u, v, 0, 1.35))
 
 
-def _stripes(u, v, uniform):
-    pitch = uniform(0.4, 0.6)
-    return _patch(u, v, abs(np.mod(u + uniform(0, 1), pitch) - pitch / 2) - pitch / 4)
+def _repeat(w: Array, pitch: Array, uniform: Callable[..., Array]) -> Array:
+    """A coordinate that starts again after each pitch, from a random origin."""
+    return np.mod(w + uniform(0, 1), pitch) - pitch / 2
 
 
-def _checks(u, v, uniform):
-    pitch = uniform(0.8, 1.1)
-    a, b = (abs(np.mod(w + uniform(0, 1), pitch) - pitch / 2) - pitch / 4 for w in (u, v))
-    return _patch(u, v, np.maximum(np.minimum(a, b), -np.maximum(a, b)))
+def _bands(w: Array, pitch: Array, uniform: Callable[..., Array]) -> Array:
+    return abs(_repeat(w, pitch, uniform)) - pitch / 4
 
 
-def _dots(u, v, uniform):
-    pitch = uniform(0.55, 0.75)
-    a, b = (np.mod(w + uniform(0, 1), pitch) - pitch / 2 for w in (u, v))
-    return _patch(u, v, np.hypot(a, b) - 0.33 * pitch)
+def _checks(u: Array, v: Array, pitch: Array, uniform: Callable[..., Array]) -> Array:
+    a, b = (_bands(w, pitch, uniform) for w in (u, v))
+    return np.maximum(np.minimum(a, b), -np.maximum(a, b))
 
 
-def _circles(u, v, uniform):
-    pitch = uniform(0.45, 0.6)
-    return _patch(u, v, abs(np.mod(np.hypot(u, v) + uniform(0, 1), pitch) - pitch / 2) - pitch / 4)
+def _dots(u: Array, v: Array, pitch: Array, uniform: Callable[..., Array]) -> Array:
+    a, b = (_repeat(w, pitch, uniform) for w in (u, v))
+    return np.hypot(a, b) - 0.33 * pitch
 
 
-def _pair(u, v, uniform):
-    return np.hypot(abs(u) - 0.65, v) - uniform(0.38, 0.48)
-
-
-def _wreath(u, v, uniform):
-    u, v = _fold(u, v, 6)
-    return np.hypot(u - 0.9, v) - uniform(0.2, 0.26)
-
-
-def _target(u, v, uniform):
-    radius = np.hypot(u, v)
-    return np.minimum(radius - uniform(0.3, 0.4), abs(radius - 0.85) - uniform(0.11, 0.15))
-
-
-def _tracks(u, v, uniform):
-    return _box(u, abs(v) - uniform(0.4, 0.5), 1.0, uniform(0.16, 0.22))
-
-
-SUPERCLASSES = {
-    "polygons": {"triangle": _triangle, "square": _square, "star": _star, "bar": _bar},
-    "rounds": {"disc": _disc, "ring": _ring, "crescent": _crescent, "lens": _lens},
-    "strokes": {"cross": _cross, "tripod": _tripod, "zigzag": _zigzag, "frame": _frame},
-    "patterns": {"stripes": _stripes, "checks": _checks, "dots": _dots, "circles": _circles},
-    "groups": {"pair": _pair, "wreath": _wreath, "target": _target, "tracks": _tracks},
+SUPERCLASSES: dict[str, dict[str, Callable[..., Array]]] = {
+    "polygons": {
+        "triangle": lambda u, v, uniform: _fold(u, v, 3)[0] - 0.58,
+        "square": lambda u, v, uniform: _box(u, v, 0.72, 0.72),
+        "star": lambda u, v, uniform: _wedge(*_fold(u, v, 5)),
+        "bar": lambda u, v, uniform: _box(u, v, 1.1, uniform(0.2, 0.3)),
+    },
+    "rounds": {
+        "disc": lambda u, v, uniform: _disc(u, v, 0, 0.85),
+        "ring": lambda u, v, uniform: abs(_disc(u, v, 0, 0.75)) - uniform(0.13, 0.2),
+        "crescent": lambda u, v, uniform: np.maximum(
+            _disc(u, v, 0, 0.95), -_disc(u, v, uniform(0.45, 0.6), 0.75)
+        ),
+        "lens": lambda u, v, uniform: _lens(u, v, uniform(0.75, 0.9)),
+    },
+    "strokes": {
+        "cross": lambda u, v, uniform: _box(*_fold(u, v, 4), 1.0, uniform(0.12, 0.2)),
+        "tripod": lambda u, v, uniform: _box(*_fold(u, v, 3), 1.0, uniform(0.12, 0.2)),
+        "zigzag": lambda u, v, uniform: _zigzag(u, v, uniform(0.11, 0.16)),
+        "frame": lambda u, v, uniform: abs(_box(u, v, 0.7, 0.7)) - uniform(0.11, 0.16),
+    },
+    "patterns": {
+        "stripes": lambda u, v, uniform: _patch(u, v, _bands(u, uniform(0.4, 0.6), uniform)),
+        "checks": lambda u, v, uniform: _patch(u, v, _checks(u, v, uniform(0.8, 1.1), uniform)),
+        "dots": lambda u, v, uniform: _patch(u, v, _dots(u, v, uniform(0.55, 0.75), uniform)),
+        "circles": lambda u, v, uniform: _patch(u, v, _bands(np.hypot(u, v), uniform(0.45, 0.6), uniform)),
+    },
+    "groups": {
+        "pair": lambda u, v, uniform: _disc(abs(u), v, 0.65, uniform(0.38, 0.48)),
+        "wreath": lambda u, v, uniform: _disc(*_fold(u, v, 6), 0.9, uniform(0.2, 0.26)),
+        "target": lambda u, v, uniform: np.minimum(
+            _disc(u, v, 0, uniform(0.3, 0.4)), abs(_disc(u, v, 0, 0.85)) - uniform(0.11, 0.15)
+        ),
+        "tracks": lambda u, v, uniform: _box(u, abs(v) - uniform(0.4, 0.5), 1.0, uniform(0.16, 0.22)),
+    },
 }
 _FIGURES = {name: figure for group in SUPERCLASSES.values() for name, figure in group.items()}

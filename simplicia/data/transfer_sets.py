@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from simplicia.data import folder
-from simplicia.data.decoding import suitable_size
 from simplicia.data.image_set import ImageSet, ReadOptions, dataset, require_data_dir
 from simplicia.errors import UserError
 
-Entries = list[tuple[Path, str]]  # files and their classes
+Entries = list[folder.Entry]
 ListFiles = Callable[[Path, str], Entries]  # the entries of a split, by the authors' lists below a folder
 
 
@@ -66,9 +65,7 @@ def _has_class_folders(path: Path) -> bool:
 
 def _read_entries(path: Path, entries: Entries, train: Entries, options: ReadOptions) -> ImageSet:
     """Decode listed files; sizes and class numbers are those of the training images in every split."""
-    options = replace(options, size=options.size or suitable_size([file for file, _ in train]))
-    listing = folder.Listing([file for file, _ in entries], [name for _, name in entries], [])
-    return folder.decode_listing(path, listing, [name for _, name in train + entries], options)
+    return folder.decode_listing(path, folder.Listing(entries, []), train, options, entries)
 
 
 def _check_entries(name: str, list_files: ListFiles, root: Path, split: str, marker: str) -> Entries:

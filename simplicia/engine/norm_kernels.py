@@ -44,6 +44,16 @@ def _row_of(table, index, view, columns, inside, VIEWS, C: tl.constexpr):
 
 
 @triton.jit
+def _statistics(table, view, columns, inside, VIEWS, C: tl.constexpr):
+    """Scale, shift, mean and 1/deviation of a view; the compiler drops the loads of those not used."""
+    scale = _row_of(table, 0, view, columns, inside, VIEWS, C)
+    shift = _row_of(table, 1, view, columns, inside, VIEWS, C)
+    mean = _row_of(table, 2, view, columns, inside, VIEWS, C)
+    rstd = _row_of(table, 3, view, columns, inside, VIEWS, C)
+    return scale, shift, mean, rstd
+
+
+@triton.jit
 def _settle(
     s, q, view, weight, bias, statistics, ROWS, eps, columns, inside, VIEWS: tl.constexpr, C: tl.constexpr
 ):
@@ -116,25 +126,9 @@ def _totals(partial, view, columns, inside, C: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def sums(
-    x,
-    partial,
-    arrived,
-    weight,
-    bias,
-    mean,
-    variance,
-    batches,
-    statistics,
-    ROWS,
-    eps,
-    momentum,
-    CHUNK,
-    VIEWS: tl.constexpr,
-    C: tl.constexpr,
-    R: tl.constexpr,
-    B: tl.constexpr,
-    P: tl.constexpr,
-):
+    x, partial, arrived, weight, bias, mean, variance, batches, statistics, ROWS, eps, momentum, CHUNK,
+    VIEWS: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
     part, block, view = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, inside = _columns(block, C, B)
     end = tl.minimum((part + 1) * CHUNK, ROWS)
@@ -165,21 +159,9 @@ def sums(
 
 @triton.jit
 def column_statistics(
-    x,
-    weight,
-    bias,
-    mean,
-    variance,
-    batches,
-    statistics,
-    ROWS,
-    eps,
-    momentum,
-    VIEWS: tl.constexpr,
-    C: tl.constexpr,
-    R: tl.constexpr,
-    B: tl.constexpr,
-):
+    x, weight, bias, mean, variance, batches, statistics, ROWS, eps, momentum,
+    VIEWS: tl.constexpr, C: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     columns, inside = _columns(tl.program_id(0), C, B)
     gain, offset, now, spread = _weights(weight, bias, mean, variance, columns, inside)
     for view in tl.static_range(VIEWS):
@@ -201,23 +183,14 @@ def column_statistics(
 
 @triton.jit
 def apply(
-    x,
-    residual,
-    statistics,
-    y,
-    ROWS,
-    C: tl.constexpr,
-    RELU: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    R: tl.constexpr,
-    B: tl.constexpr,
-):
+    x, residual, statistics, y, ROWS,
+    C: tl.constexpr, RELU: tl.constexpr, RESIDUAL: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     view, VIEWS = tl.program_id(2), tl.num_programs(2)
     columns, inside = _columns(tl.program_id(1), C, B)
     at, there = _place(view, tl.program_id(0) * R, ROWS, ROWS, columns, inside, C, R)
     value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-    scale = _row_of(statistics, 0, view, columns, inside, VIEWS, C)
-    shift = _row_of(statistics, 1, view, columns, inside, VIEWS, C)
+    scale, shift, _, _ = _statistics(statistics, view, columns, inside, VIEWS, C)
     value = value * scale[None, :] + shift[None, :]
     if RESIDUAL:
         value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
@@ -235,35 +208,14 @@ def _factors(s, q, scale, mean, rstd, ROWS):
 
 @triton.jit
 def gradient_sums(
-    grad,
-    aside,
-    x,
-    y,
-    statistics,
-    partial,
-    arrived,
-    factors,
-    weight_grad,
-    bias_grad,
-    dresidual,
-    ROWS,
-    CHUNK,
-    VIEWS: tl.constexpr,
-    RELU: tl.constexpr,
-    C: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    FORKED: tl.constexpr,
-    R: tl.constexpr,
-    B: tl.constexpr,
-    P: tl.constexpr,
-):
+    grad, aside, x, y, statistics, partial, arrived, factors, weight_grad, bias_grad, dresidual, ROWS, CHUNK,
+    VIEWS: tl.constexpr, RELU: tl.constexpr, C: tl.constexpr, RESIDUAL: tl.constexpr, FORKED: tl.constexpr,
+    R: tl.constexpr, B: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
     part, block, view = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, inside = _columns(block, C, B)
     end = tl.minimum((part + 1) * CHUNK, ROWS)
-    scale = _row_of(statistics, 0, view, columns, inside, VIEWS, C)
-    shift = _row_of(statistics, 1, view, columns, inside, VIEWS, C)
-    mean = _row_of(statistics, 2, view, columns, inside, VIEWS, C)
-    rstd = _row_of(statistics, 3, view, columns, inside, VIEWS, C)
+    scale, shift, mean, rstd = _statistics(statistics, view, columns, inside, VIEWS, C)
     s = tl.zeros([R, B], tl.float32)
     q = tl.zeros([R, B], tl.float32)
     for row in tl.range(part * CHUNK, end, R, loop_unroll_factor=2):
@@ -284,9 +236,7 @@ def gradient_sums(
     tl.store(at + tl.num_programs(0) * C, tl.sum(q, 0) * rstd, mask=inside)
     if _last(arrived, block):
         views, wide, real = _tile_of_views(columns, inside, VIEWS)
-        scales = _row_of(statistics, 0, views, wide, real, VIEWS, C)
-        means = _row_of(statistics, 2, views, wide, real, VIEWS, C)
-        rstds = _row_of(statistics, 3, views, wide, real, VIEWS, C)
+        scales, _, means, rstds = _statistics(statistics, views, wide, real, VIEWS, C)
         total, product = _totals(partial, views, wide, real, C, P)
         a, b, c = _factors(total, product, scales, means, rstds, ROWS)
         place = factors + views * C + wide
@@ -299,26 +249,16 @@ def gradient_sums(
 
 @triton.jit
 def gradient_apply(
-    grad,
-    x,
-    statistics,
-    factors,
-    dx,
-    ROWS,
-    RELU: tl.constexpr,
-    C: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    R: tl.constexpr,
-    B: tl.constexpr,
-):
+    grad, x, statistics, factors, dx, ROWS,
+    RELU: tl.constexpr, C: tl.constexpr, RESIDUAL: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     view, VIEWS = tl.program_id(2), tl.num_programs(2)
     columns, inside = _columns(tl.program_id(1), C, B)
     at, there = _place(view, tl.program_id(0) * R, ROWS, ROWS, columns, inside, C, R)
     value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
     g = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
     if RELU and not RESIDUAL:
-        scale = _row_of(statistics, 0, view, columns, inside, VIEWS, C)
-        shift = _row_of(statistics, 1, view, columns, inside, VIEWS, C)
+        scale, shift, _, _ = _statistics(statistics, view, columns, inside, VIEWS, C)
         g = tl.where(value * scale[None, :] + shift[None, :] > 0, g, 0.0)
     a = _row_of(factors, 0, view, columns, inside, VIEWS, C)
     b = _row_of(factors, 1, view, columns, inside, VIEWS, C)
@@ -342,26 +282,15 @@ def _inverse_temperature(inverse, scale, view, row, ROWS, PER_ROW: tl.constexpr,
 
 @triton.jit
 def simplicial(
-    x,
-    inverse,
-    scale,
-    statistics,
-    centred,
-    normaliser,
-    ROWS,
-    C: tl.constexpr,
-    V: tl.constexpr,
-    PER_ROW: tl.constexpr,
-    R: tl.constexpr,
-    B: tl.constexpr,
+    x, inverse, scale, statistics, centred, normaliser, ROWS,
+    C: tl.constexpr, V: tl.constexpr, PER_ROW: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
     PAD: tl.constexpr,
-):
+):  # fmt: skip
     view, VIEWS, row = tl.program_id(2), tl.num_programs(2), tl.program_id(0) * R
     columns, inside = _vertices(tl.program_id(1), C, V, PAD, B)
     at, there = _place(view, row, ROWS, ROWS, columns, inside, C, R)
     value = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
-    gain = _row_of(statistics, 0, view, columns, inside, VIEWS, C)
-    shift = _row_of(statistics, 1, view, columns, inside, VIEWS, C)
+    gain, shift, _, _ = _statistics(statistics, view, columns, inside, VIEWS, C)
     scales = _inverse_temperature(inverse, scale, view, row, ROWS, PER_ROW, R)
     value = (value * gain[None, :] + shift[None, :]) * scales
     value = tl.where(inside[None, :], value, -float("inf"))
@@ -378,26 +307,10 @@ def simplicial(
 
 @triton.jit
 def _column_gradient(
-    grad,
-    normaliser,
-    inverse,
-    inverse_scale,
-    value,
-    at,
-    there,
-    scale,
-    shift,
-    view,
-    row,
-    ROWS,
-    RELU: tl.constexpr,
-    C: tl.constexpr,
-    V: tl.constexpr,
-    PAD: tl.constexpr,
-    PER_ROW: tl.constexpr,
-    R: tl.constexpr,
-    B: tl.constexpr,
-):
+    grad, normaliser, inverse, inverse_scale, value, at, there, scale, shift, view, row, ROWS,
+    RELU: tl.constexpr, C: tl.constexpr, V: tl.constexpr, PAD: tl.constexpr, PER_ROW: tl.constexpr,
+    R: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     """The gradient of the normalised values: through the simplices' softmax, a ReLU, or as it came."""
     g = tl.load(grad + at, mask=there, other=0.0).to(tl.float32)
     if V > 0:
@@ -416,25 +329,10 @@ def _column_gradient(
 
 @triton.jit
 def column_backward(
-    grad,
-    x,
-    normaliser,
-    inverse,
-    inverse_scale,
-    statistics,
-    dx,
-    weight_grad,
-    bias_grad,
-    ROWS,
-    RELU: tl.constexpr,
-    C: tl.constexpr,
-    VIEWS: tl.constexpr,
-    V: tl.constexpr,
-    PAD: tl.constexpr,
-    PER_ROW: tl.constexpr,
-    R: tl.constexpr,
-    B: tl.constexpr,
-):
+    grad, x, normaliser, inverse, inverse_scale, statistics, dx, weight_grad, bias_grad, ROWS,
+    RELU: tl.constexpr, C: tl.constexpr, VIEWS: tl.constexpr, V: tl.constexpr, PAD: tl.constexpr,
+    PER_ROW: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     if V > 0:
         columns, inside = _vertices(tl.program_id(0), C, V, PAD, B)
     else:
@@ -442,10 +340,7 @@ def column_backward(
     dweight = tl.zeros([B], tl.float32)
     dbias = tl.zeros([B], tl.float32)
     for view in tl.static_range(VIEWS):
-        scale = _row_of(statistics, 0, view, columns, inside, VIEWS, C)
-        shift = _row_of(statistics, 1, view, columns, inside, VIEWS, C)
-        mean = _row_of(statistics, 2, view, columns, inside, VIEWS, C)
-        rstd = _row_of(statistics, 3, view, columns, inside, VIEWS, C)
+        scale, shift, mean, rstd = _statistics(statistics, view, columns, inside, VIEWS, C)
         s = tl.zeros([R, B], tl.float32)
         q = tl.zeros([R, B], tl.float32)
         for row in tl.range(0, ROWS, R):

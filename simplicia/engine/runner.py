@@ -6,7 +6,7 @@ The plain runner lets the same Python run in tests without a GPU.
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,26 +21,33 @@ def runs_kernels(device: torch.device) -> bool:
     return device.type == "cuda" or INTERPRETED
 
 
-class Runner(Protocol):
-    replays: bool  # whether recorded work finds its tensors, gradients included, where they were recorded
+class Runner:
+    """Calls work as it is."""
+
+    replays = False  # whether recorded work finds its tensors, gradients included, where they were recorded
 
     def compile(self, function: Callable[..., T]) -> Callable[..., T]:
         """The function, compiled if that pays."""
+        return function
 
-    def aside(self, alone: bool) -> Any:
+    @contextmanager
+    def aside(self, alone: bool) -> Iterator[None]:
         """A context whose work runs concurrently with later work, unless it is to run ``alone``."""
+        yield
 
     def join(self) -> None:
         """Wait for work that runs aside."""
 
     def warm_up(self, work: Callable[[], None]) -> None:
         """Run work whose tensors are not kept."""
+        work()
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
         """A function that does the work; recording it does nothing yet."""
+        return work
 
 
-class CudaRunner:
+class CudaRunner(Runner):
     """Records work as one CUDA graph."""
 
     replays = True
@@ -86,25 +93,3 @@ class CudaRunner:
             return output
 
         return replay
-
-
-class PlainRunner:
-    """Calls work as it is."""
-
-    replays = False
-
-    def compile(self, function: Callable[..., T]) -> Callable[..., T]:
-        return function
-
-    @contextmanager
-    def aside(self, alone: bool) -> Iterator[None]:
-        yield
-
-    def join(self) -> None:
-        pass
-
-    def warm_up(self, work: Callable[[], None]) -> None:
-        work()
-
-    def record(self, work: Callable[[], T]) -> Callable[[], T]:
-        return work

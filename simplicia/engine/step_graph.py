@@ -17,7 +17,7 @@ from simplicia.data.loaders import DeviceLoader
 from simplicia.encoders import ResNet
 from simplicia.engine import copies
 from simplicia.engine.joint import JointNetwork, join_views
-from simplicia.engine.runner import CudaRunner, PlainRunner, Runner
+from simplicia.engine.runner import CudaRunner, Runner
 from simplicia.engine.update import FusedUpdate, Slot, halve, merge_halves
 from simplicia.methods import Method, Output
 from simplicia.methods.base import TargetMethod
@@ -58,7 +58,7 @@ class StepGraph:
         self.method, self.data, self.views, self.optimizer = method, data, views, optimizer
         self.probe = probe
         self.device = data.images.device
-        self.runner: Runner = CudaRunner() if self.device.type == "cuda" else PlainRunner()
+        self.runner = CudaRunner() if self.device.type == "cuda" else Runner()
         join_views(method)
         copies.copy_weights(method)
         online: Any = method.online

@@ -66,21 +66,10 @@ def _gradient(address, half, offsets, inside, ALIGNED: tl.constexpr, HALVES: tl.
 
 @triton.jit
 def square(
-    pointers,
-    half_grad,
-    owner,
-    place,
-    size,
-    squares,
-    COUNT,
-    CHUNKS,
-    WEIGHTS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    HALVES: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
+    pointers, half_grad, owner, place, size, squares, COUNT, CHUNKS,
+    WEIGHTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    HALVES: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
     chunk = tl.program_id(0)
     slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
     total = tl.zeros([BLOCK], tl.float32)
@@ -122,26 +111,10 @@ def trust(squares, first, decay, trusted, lr, ratio, eta, CHUNKS, BLOCK: tl.cons
 
 @triton.jit
 def move(
-    pointers,
-    half_grad,
-    owner,
-    place,
-    size,
-    ratio,
-    decay,
-    lr,
-    ema,
-    squares,
-    momentum,
-    COUNT,
-    CHUNKS,
-    HALF_VELOCITY: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    HALVES: tl.constexpr,
-    AHEAD: tl.constexpr,
-):
+    pointers, half_grad, owner, place, size, ratio, decay, lr, ema, squares, momentum, COUNT, CHUNKS,
+    HALF_VELOCITY: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
+    HALVES: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
     rate, follow = tl.load(lr), 1 - tl.load(ema)
     velocity_kind: tl.constexpr = tl.bfloat16 if HALF_VELOCITY else tl.float32
     copy_kind: tl.constexpr = tl.int16 if HALVES else tl.bfloat16

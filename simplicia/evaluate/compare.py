@@ -1,6 +1,5 @@
 """Compare the results of several runs: one row per way of measuring, one column per run."""
 
-import dataclasses
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -9,13 +8,14 @@ from typing import Any, NamedTuple
 
 from simplicia.errors import UserError
 from simplicia.evaluate.make_result import join_values
-from simplicia.result import Record, Result, is_number, read_results
+from simplicia.result import Result, is_number, read_results
 from simplicia.run import LAYERS
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 from simplicia.train.run_dir import read_log
 
-# details that tell apart measurements of one protocol, and how they are written
+Cell = dict[str, Any]
+# details that distinguish measurements of one protocol, and their text
 VARIANTS = {
     "checkpoint": "{}",
     "preset": "{}",
@@ -29,6 +29,13 @@ VARIANTS = {
     "tune_batch_size": "batch {}",
     "weight_decay": "weight decay {}",
 }
+
+
+# fields of a result that a cell states
+CELL = (
+    *("accuracy", "standard_error", "standard_deviation", "top5_accuracy"),
+    *("temperature", "selected", "seeds"),
+)
 
 
 class Measurement(NamedTuple):
@@ -45,55 +52,18 @@ class Measurement(NamedTuple):
 
 
 @dataclass
-class Cell(Record):
-    """One run's accuracy."""
-
-    accuracy: float
-    standard_error: float | None = None
-    standard_deviation: float | None = None
-    top5_accuracy: float | None = None
-    temperature: float | None = None
-    selected: dict[str, Any] | None = None
-    seeds: list[int] | None = None
-
-    @classmethod
-    def of(cls, result: Result) -> "Cell":
-        return cls(**{f.name: result.get(f.name) for f in dataclasses.fields(cls) if f.name != "details"})
-
-
-@dataclass
-class Row:
-    """A measurement and its cell for each run, None for a run that lacks it."""
-
-    measurement: Measurement
-    cells: list[Cell | None]
-
-    def to_json(self) -> dict[str, Any]:
-        cells = [cell and cell.to_json() for cell in self.cells]
-        return {**self.measurement._asdict(), "online": self.measurement.when == "online", "cells": cells}
-
-
-@dataclass
-class Column:
-    """A run."""
-
-    path: str
-    recipe: str
-    epochs: int
-    seed: int
-    step: int | None
-    total_steps: int | None
-
-
-@dataclass
 class Comparison:
-    """All results of some runs."""
+    """All results of some runs: a column per run and a row per measurement."""
 
-    runs: list[Column]
-    rows: list[Row]
+    runs: list[dict[str, Any]]  # path, recipe, epochs, seed, step and total_steps
+    rows: dict[Measurement, list[Cell | None]]  # `CELL` of each run, None where a run lacks it
 
     def to_json(self) -> dict[str, Any]:
-        return {"runs": [vars(run) for run in self.runs], "rows": [row.to_json() for row in self.rows]}
+        rows = [
+            {**row._asdict(), "online": row.when == "online", "cells": cells}
+            for row, cells in self.rows.items()
+        ]
+        return {"runs": self.runs, "rows": rows}
 
 
 def compare(runs: list[str | Path]) -> Comparison:
@@ -108,14 +78,14 @@ def compare(runs: list[str | Path]) -> Comparison:
                 f"{run_dir} is not a run: it has no recipe.yaml; give folders that pretrain wrote"
             )
         recipe, state = read_yaml(run_dir / "recipe.yaml"), checkpoint.state_of(run_dir)
-        steps = state.get("step"), state.get("total_steps")
-        columns.append(Column(str(run_dir), recipe.name, recipe.epochs, recipe.seed, *steps))
+        column = {"path": str(run_dir), "recipe": recipe.name, "epochs": recipe.epochs, "seed": recipe.seed}
+        columns.append(column | {name: state.get(name) for name in ("step", "total_steps")})
         cells.append(_offline(run_dir, recipe, state) | _online(run_dir, recipe))
     cells = _shorten_paths(cells)
     rows = sorted({measurement for column in cells for measurement in column}, key=_order)
     if not rows:
         raise UserError(f"no results in {', '.join(map(str, runs))} yet; simplicia probe or knn makes some")
-    return Comparison(columns, [Row(row, [column.get(row) for column in cells]) for row in rows])
+    return Comparison(columns, {row: [column.get(row) for column in cells] for row in rows})
 
 
 def _offline(run_dir: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Measurement, Cell]:
@@ -126,16 +96,21 @@ def _offline(run_dir: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Measu
             continue
         if result.data is None and result.dataset == Path(recipe.data).name:  # an early result of 0.1
             result = result.replace(data=recipe.data)
-        if _is_outdated(result, state):
-            step = result.get("pretrain_step")
-            result = result.replace(checkpoint=f"of an earlier checkpoint, step {step}")
+        checkpoints = ((result.pretrain_step, state.get("step")), (result.run_id, state.get("id")))
+        if any(measured != now for measured, now in checkpoints if None not in (measured, now)):
+            earlier = f"of an earlier checkpoint, step {result.pretrain_step}"
+            result = result.replace(checkpoint=earlier)
         measurement = _measurement(result)
         rows = [result.replace(**row) for row in result.get("per_temperature", [])]
-        cells |= {_measurement(row): Cell.of(row) for row in rows}
+        cells |= {_measurement(row): _cell(row) for row in rows}
         if rows or len(result.get("grid", {}).get("temperatures", [])) > 1:
             measurement = measurement._replace(temperature="chosen")  # on validation images, run by run
-        cells[measurement] = Cell.of(result)
+        cells[measurement] = _cell(result)
     return cells
+
+
+def _cell(result: Result) -> Cell:
+    return {name: result[name] for name in CELL if name in result}
 
 
 def _online(run_dir: Path, recipe: Recipe) -> dict[Measurement, Cell]:
@@ -152,14 +127,8 @@ def _online(run_dir: Path, recipe: Recipe) -> dict[Measurement, Cell]:
         if layer == "sem" and not temperature:
             temperature = f"{recipe.sem.temperature:g} (own)"
         how = (recipe.data, "-", "online", protocol, "", "online", layer, temperature or "-")
-        cells[Measurement(*how)] = Cell(accuracy)
+        cells[Measurement(*how)] = {"accuracy": accuracy}
     return cells
-
-
-def _is_outdated(result: Result, state: dict[str, Any]) -> bool:
-    """Whether a result belongs to another checkpoint than the run's current one."""
-    pairs = ((result.pretrain_step, state.get("step")), (result.run_id, state.get("id")))
-    return any(measured != now for measured, now in pairs if measured is not None and now is not None)
 
 
 def _measurement(result: Result) -> Measurement:

@@ -1,14 +1,16 @@
 """The fifteen standard corruptions of images at five severities, batched on the images' device.
 
 After Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations", ICLR 2019, https://arxiv.org/abs/1903.12261. They publish constants for 32-pixel images
-(CIFAR-C) and for 224-pixel images (ImageNet-C). At these two sizes ours are theirs; in between each constant
-goes straight in the logarithm of the size; beyond, lengths (radii, shifts) grow or shrink with the image and
-all else stays. Ours is every ladder that would not take an image farther from the clean one at each step:
-those of glass blur, snow, frost, elastic transform and pixelate, and the upper steps of motion blur at 32
-pixels and of fog at 224. Frost is drawn (theirs are photographs); fog and frost are octaves of smooth noise;
-glass blur takes neighbours' pixels where theirs swaps them; pixelate's cells are whole pixels, blended in.
-So an accuracy measured with these is near that on the published files, but is not it.
+Perturbations", ICLR 2019, https://arxiv.org/abs/1903.12261. Constants are the published ones for 32-pixel
+images (CIFAR-C) and for 224-pixel images (ImageNet-C), and linear in the logarithm of the size in between;
+beyond, lengths (radii, shifts) scale with the image. Differences from the published code:
+
+* Each severity is farther from the clean image than the one before. Glass blur, snow, frost, elastic
+  transform, pixelate, strong motion blur at 32 pixels and strong fog at 224 have other constants for that.
+* Frost is drawn, not photographed; fog and frost are octaves of smooth noise; glass blur copies neighbouring
+  pixels instead of swapping them; pixelate's cells have integer sides and are blended in.
+
+So accuracies are close to those on the published files, but not equal.
 """
 
 import math
@@ -20,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simplicia.errors import UserError, unknown
+from simplicia.evaluate.jpeg import jpeg
 
 Numbers = tuple[float, ...]
 
@@ -38,7 +41,7 @@ _LADDERS: dict[str, tuple[list[Numbers], list[Numbers], tuple[int, ...]]] = {
     "motion_blur": ([(6, 1), (6, 1.5), (6, 2), (8, 2.25), (9, 2.5)],  # radius, sigma
                     [(10, 3), (15, 5), (15, 8), (15, 12), (20, 15)], (0, 1)),
     "zoom_blur": ([(.06,), (.11,), (.16,), (.21,), (.26,)], [(.11,), (.16,), (.21,), (.26,), (.31,)], ()),
-    # mean of the flakes, their enlargement, threshold, what is left of the colours; streak's length, sigma
+    # mean of the flakes, their enlargement, threshold, share of the colours kept; streak's length, sigma
     "snow": ([(.1, 1.2, .5, .95, 3, 1), (.15, 1.2, .5, .92, 3, 1), (.2, 1.2, .5, .89, 4, 1.2),
               (.25, 1.2, .5, .85, 4, 1.5), (.3, 1.2, .5, .8, 5, 2)],
              [(.1, 3, .5, .8, 10, 4), (.2, 3, .5, .75, 12, 4), (.35, 3, .55, .7, 12, 6),
@@ -76,23 +79,19 @@ def corrupt(images: Tensor, name: str, severity: int, generator: torch.Generator
         raise UserError(f"severity is {severity}; it must be a whole number from 1 to 5")
     if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
         raise ValueError(f"images are {images.dtype} {tuple(images.shape)}; they must be float (N, 3, H, W)")
+    function: Callable[..., Tensor] = globals()[f"_{name}"]
+    numbers = constants(name, severity, min(images.shape[2:]))
     with torch.autocast(images.device.type, enabled=False):
-        function: Callable[..., Tensor] = globals()[f"_{name}"]
-        constants_here = constants(name, severity, min(images.shape[2:]))
-        return function(images.float(), generator, *constants_here).clamp(0, 1)
+        return function(images.float(), generator, *numbers).clamp(0, 1)
 
 
 def constants(name: str, severity: int, size: int) -> Numbers:
     """A corruption's constants for images of a size."""
     small, large, lengths = _LADDERS[name]
-    share = math.log(size / 32) / math.log(224 / 32)
-    inside = min(max(share, 0.0), 1.0)
-    beyond = size / min(max(size, 32), 224)
+    clamped = min(max(size, 32), 224)
+    inside, beyond = math.log(clamped / 32) / math.log(224 / 32), size / clamped
     pairs = zip(small[severity - 1], large[severity - 1], strict=True)
     return tuple((a + (b - a) * inside) * (beyond if i in lengths else 1.0) for i, (a, b) in enumerate(pairs))
-
-
-# ---- Noise.
 
 
 def _gaussian_noise(x: Tensor, g: Any, sigma: float) -> Tensor:
@@ -108,16 +107,12 @@ def _impulse_noise(x: Tensor, g: Any, share: float) -> Tensor:
     return torch.where(drawn < share / 2, 0.0, torch.where(drawn > 1 - share / 2, 1.0, x))
 
 
-# ---- Blur.
-
-
 def _defocus_blur(x: Tensor, g: Any, radius: float, alias: float) -> Tensor:
     reach = max(1, math.ceil(radius + 2 * alias))
     # finer than pixels, so that radii below one pixel are more than a point
     fine = torch.arange(-8 * reach - 4, 8 * reach + 4, device=x.device) / 8 + 1 / 16
     disk = ((fine[:, None] ** 2 + fine**2) <= max(radius, 0.5) ** 2).float()
-    kernel = F.avg_pool2d(disk[None, None], 8)
-    kernel = gaussian(kernel, alias, "constant")
+    kernel = gaussian(F.avg_pool2d(disk[None, None], 8), alias, "constant")
     return _convolve(x, (kernel / kernel.sum()).expand(len(x), -1, -1, -1))
 
 
@@ -139,28 +134,17 @@ def _motion_blur(x: Tensor, g: Any, radius: float, sigma: float) -> Tensor:
 
 
 def _zoom_blur(x: Tensor, g: Any, most: float) -> Tensor:
-    layers = [x, *(_zoom(x, 1 + most * i / 10) for i in range(11))]
-    return torch.stack(layers).mean(0)
+    return torch.stack([x, *(_zoom(x, 1 + most * i / 10) for i in range(11))]).mean(0)
 
 
-# ---- Weather.
-
-
-def _snow(
-    x: Tensor,
-    g: Any,
-    mean: float,
-    enlarged: float,
-    threshold: float,
-    kept: float,
-    radius: float,
-    sigma: float,
-) -> Tensor:
+def _snow(x: Tensor, g: Any, *constants: float) -> Tensor:
+    mean, enlarged, threshold, kept, radius, sigma = constants
     flakes = _zoom(0.3 * _normal((len(x), 1, *x.shape[2:]), x, g) + mean, enlarged)
     flakes = torch.where(flakes < threshold, 0.0, flakes).clamp(0, 1)
     angle = (_uniform((len(x),), x, g) * 0.5 - 0.75) * math.pi
     flakes = _streak(flakes, angle, radius, sigma)
-    white = torch.maximum(x, _grey(x) * 1.5 + 0.5)
+    grey = 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
+    white = torch.maximum(x, grey * 1.5 + 0.5)
     return kept * x + (1 - kept) * white + flakes + flakes.flip(2, 3)
 
 
@@ -175,9 +159,6 @@ def _frost(x: Tensor, g: Any, image: float, frost: float) -> Tensor:
 def _fog(x: Tensor, g: Any, thickness: float, decay: float) -> Tensor:
     most = x.amax((1, 2, 3), keepdim=True)
     return (x + thickness * _octaves(x, g, decay)) * most / (most + thickness)
-
-
-# ---- Digital.
 
 
 def _brightness(x: Tensor, g: Any, more: float) -> Tensor:
@@ -208,12 +189,7 @@ def _pixelate(x: Tensor, g: Any, side: float, covered: float) -> Tensor:
 
 
 def _jpeg_compression(x: Tensor, g: Any, quality: float) -> Tensor:
-    from simplicia.evaluate.jpeg import jpeg
-
     return jpeg(x, round(quality))
-
-
-# ---- What they are made of.
 
 
 def gaussian(x: Tensor, sigma: float, mode: str = "reflect") -> Tensor:
@@ -230,12 +206,10 @@ def gaussian(x: Tensor, sigma: float, mode: str = "reflect") -> Tensor:
 
 def _convolve(x: Tensor, kernels: Tensor) -> Tensor:
     """Each image (C, H, W) with its own kernel (1, k, k), k odd; edges are mirrored."""
-    n, channels, height, width = x.shape
-    reach = kernels.shape[-1] // 2
-    rows, columns = (_mirrored(side, reach, x.device) for side in (height, width))
-    padded = x[:, :, rows][:, :, :, columns].reshape(1, n * channels, *(s + 2 * reach for s in x.shape[2:]))
-    weights = kernels.repeat_interleave(channels, 0)
-    return F.conv2d(padded, weights, groups=n * channels).view_as(x)
+    rows, columns = (_mirrored(side, kernels.shape[-1] // 2, x.device) for side in x.shape[2:])
+    padded = x[:, :, rows][:, :, :, columns].flatten(0, 1)[None]
+    weights = kernels.repeat_interleave(x.shape[1], 0)
+    return F.conv2d(padded, weights, groups=len(weights)).view_as(x)
 
 
 def _mirrored(side: int, reach: int, device: torch.device) -> Tensor:
@@ -279,10 +253,6 @@ def _octaves(x: Tensor, g: Any, decay: float) -> Tensor:
         total += F.interpolate(noise, x.shape[2:], mode="bicubic", antialias=True) / decay**octave
     low, high = total.amin((2, 3), keepdim=True), total.amax((2, 3), keepdim=True)
     return (total - low) / (high - low).clamp(min=1e-6)
-
-
-def _grey(x: Tensor) -> Tensor:
-    return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
 
 
 def _uniform(shape: Any, like: Tensor, g: Any) -> Tensor:

@@ -1,6 +1,7 @@
-"""Images in, arrays out: representations of a folder or of a named set, with what is known of each image."""
+"""Images in, arrays out: representations of a folder or of a named data set, with files or labels."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from simplicia.data import datasets, folder
 from simplicia.errors import UserError
+from simplicia.evaluate.features import smallest_integer
 from simplicia.files import atomic_write
 from simplicia.progress import Progress
 from simplicia.representation import represent
@@ -29,9 +31,9 @@ def encode(
     data_dir: str | Path | None = None,
     quiet: bool = True,
 ) -> tuple[int, Skipped, Path]:
-    """Write an array for each layer as .npz; returns the count, what was skipped, and the path.
+    """Write an array for each layer to an .npz file; returns the count, the skipped files, and the path.
 
-    Of a folder ``files`` are beside it; of a set with a name all of its images are encoded, and beside it are
+    The file also has ``files`` for a folder, and for a named data set, which is encoded with all its splits,
     ``labels``, ``classes`` and ``split``. Codes are stored in the smallest integers that hold them.
     """
     path = Path(out)
@@ -43,7 +45,7 @@ def encode(
         raise UserError("no folder of images is named; give one ('.' is the current one)")
     layers = check_layers(run, layer, temperature)
     batch, about, skipped = _read(run, images, data_dir)
-    arrays = {**_encoded(run, batch, layers, temperature, network, quiet), **about}
+    arrays = _encode(run, batch, layers, temperature, network, quiet) | about
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         # older versions of numpy would store their options as arrays
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
@@ -53,25 +55,22 @@ def encode(
 def check_layers(run: Run, layer: str | Sequence[str] | None, temperature: float | None = None) -> list[str]:
     """The layers asked for; a UserError if the run lacks one, or if none takes the temperature."""
     asked = [layer] if isinstance(layer, str) or layer is None else list(dict.fromkeys(layer))
-    found = [run.check_layer(each) for each in asked]
-    if temperature is not None and "sem" not in found:
-        run.check_layer(found[0], temperature)
-    return found
+    layers = [run.check_layer(each) for each in asked]
+    if temperature is not None and "sem" not in layers:
+        run.check_layer(layers[0], temperature)
+    return layers
 
 
 def _read(
     run: Run, images: str | Path, data_dir: str | Path | None
 ) -> tuple[Tensor, dict[str, np.ndarray], Skipped]:
-    """Images, arrays that say of which they are, and what was skipped."""
+    """Images, arrays that describe each of them, and the skipped files."""
     name, size = str(images), run.recipe.actual_decode_size
     if name not in datasets.names() or Path(name).exists():
         batch = folder.read_all(Path(images), size)
         return batch.images, {"files": np.array(batch.files)}, list(batch.skipped)
-    place = data_dir or run.recipe.data_dir
-    sets = [
-        datasets.load(name, split, place, size=datasets.decoded_size(name, size))
-        for split in ("train", "test")
-    ]
+    place, decoded = data_dir or run.recipe.data_dir, datasets.decoded_size(name, size)
+    sets = [datasets.load(name, split, place, size=decoded) for split in ("train", "test")]
     about = {
         "labels": np.concatenate([part.labels.numpy() for part in sets if part.labels is not None]),
         "classes": np.array(sets[0].classes),
@@ -83,22 +82,20 @@ def _read(
 
 
 @torch.no_grad()
-def _encoded(
+def _encode(
     run: Run, images: Tensor, layers: list[str], temperature: float | None, network: str, quiet: bool
 ) -> dict[str, np.ndarray]:
     """Each layer of all images; the encoder sees them once."""
     net: Any = run.network(network)
-    small = np.uint8 if getattr(net.bottleneck, "vertices", 0) <= 256 else np.int32
-    parts: dict[str, list[np.ndarray]] = {layer: [] for layer in layers}
-    bar = Progress("encoding", len(images), 0, quiet)
-    try:
-        for i, part in enumerate(images.split(BATCH)):
-            features = net.encoder(run.view(part))
-            for layer, found in parts.items():
-                tau = temperature if layer == "sem" else None
-                values = represent(net, features, layer, tau).cpu().numpy()
-                found.append(values.astype(small) if layer == "codes" else values)
-            bar.update(min((i + 1) * BATCH, len(images)), ", ".join(layers))
-    finally:
-        bar.close()
-    return {layer: np.concatenate(found) for layer, found in parts.items()}
+    parts: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    done = 0
+    with closing(Progress("encoding", len(images), 0, quiet)) as bar:
+        for batch in images.split(BATCH):
+            features = net.encoder(run.view(batch))
+            for layer in layers:
+                x = represent(net, features, layer, temperature if layer == "sem" else None).cpu()
+                x = x.to(smallest_integer(net.bottleneck.vertices)) if layer == "codes" else x
+                parts[layer].append(x)
+            done += len(batch)
+            bar.update(done, ", ".join(layers))
+    return {layer: torch.cat(arrays).numpy() for layer, arrays in parts.items()}

@@ -1,4 +1,4 @@
-"""What all evaluations share: labelled images, and the encoder's features of them."""
+"""Labelled images, and the encoder's features of them, for all evaluations."""
 
 import sys
 from collections.abc import Sequence
@@ -45,34 +45,35 @@ def report_skipped(name: str, skipped: Sequence[tuple[str, str]]) -> None:
         print(f"{name}: skipped {path} ({reason}){others}", file=sys.stderr)
 
 
-def check_labels(images: ImageSet) -> None:
-    """Raise a UserError if images are unlabelled."""
-    if images.labels is None:
-        loose = [file for file in images.files if "/" not in file]
-        is_mixed = 0 < len(loose) < len(images.files)
-        why = f": {loose[0]} lies beside its folders" if is_mixed else ""
-        raise UserError(
-            f"{images.name} has no labels to measure with{why}; give --data with a labelled set "
-            "(folder/<class>/*)"
-        )
+def check_labels(images: ImageSet) -> Tensor:
+    """The labels of images; a UserError if there are none."""
+    if images.labels is not None:
+        return images.labels
+    loose = [file for file in images.files if "/" not in file]
+    why = f": {loose[0]} is outside of its folders" if 0 < len(loose) < len(images.files) else ""
+    raise UserError(
+        f"{images.name} has no labels to measure with{why}; give --data with a labelled set "
+        "(folder/<class>/*)"
+    )
 
 
-def check_classes(train: ImageSet, test: ImageSet) -> None:
-    """Raise a UserError unless both sets have the same classes, and train has images of all tested ones."""
-    for images in (train, test):
-        check_labels(images)
-    assert train.labels is not None and test.labels is not None
+def check_classes(train: ImageSet, test: ImageSet) -> tuple[Tensor, Tensor]:
+    """The labels of both sets.
+
+    A UserError unless they have the same classes, and train has images of all tested ones.
+    """
+    labels, test_labels = check_labels(train), check_labels(test)
     if train.classes != test.classes:
-        differing = sorted(set(train.classes) ^ set(test.classes))
-        only_one = f"{_first_few(differing)} only in one of them"
-        how = only_one if differing else "the same names in another order"
+        differing = _first_few(sorted(set(train.classes) ^ set(test.classes)))
+        how = f"{differing} only in one of them" if differing else "the same names in another order"
         raise UserError(f"the classes of {train.name}'s splits do not match: {how}")
     if len(train.classes) == 1:
         raise UserError(f"{train.name} has one class, {train.classes[0]!r}; a classifier needs at least two")
-    unseen = sorted(set(test.labels.tolist()) - set(train.labels.tolist()))
+    unseen = sorted(set(test_labels.tolist()) - set(labels.tolist()))
     if unseen:
         names = _first_few([train.classes[i] for i in unseen])
         raise UserError(f"{test.name} tests classes that no training image shows: {names}")
+    return labels, test_labels
 
 
 def sem_temperature(run: Run, layer: str, temperature: float | None, network: str) -> float | None:
@@ -83,8 +84,13 @@ def sem_temperature(run: Run, layer: str, temperature: float | None, network: st
     return float(bottleneck.temperature) if temperature is None else temperature
 
 
+def smallest_integer(vertices: int) -> torch.dtype:
+    """The type that holds codes of so many vertices."""
+    return torch.uint8 if vertices <= 256 else torch.int32
+
+
 @torch.no_grad()
-def encoder_features(run: Run, images: Tensor, network: str = "online", batch_size: int = 256) -> Tensor:
+def encoder_features(run: Run, images: Tensor, network: str = "online") -> Tensor:
     """The encoder's output for each image, on the run's device.
 
     Computed once per set of images, and again when the images or the encoder change.
@@ -93,7 +99,7 @@ def encoder_features(run: Run, images: Tensor, network: str = "online", batch_si
     key, version = (id(images), network), _version(images, *encoder.state_dict(keep_vars=True).values())
     if key in run.features and run.features[key][0] == version:
         return run.features[key][2]
-    features = torch.cat([encoder(run.view(batch)).float() for batch in images.split(batch_size)])
+    features = torch.cat([encoder(run.view(batch)).float() for batch in images.split(256)])
     if not features.isfinite().all():
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
     run.features.pop(key, None)

@@ -1,31 +1,41 @@
 """Fine-tuning: train encoder, embedder and a new classifier with labels, chosen on validation images.
 
-The paper's protocol: 20,000 steps of 256 images, SGD with Nesterov momentum 0.9, seven learning rates from
-1e-4 to 0.1, crops and flips, temperature 1; the best rate on validation is trained again on all images and
-tested once. The paper names neither schedule nor weight decay: here the rate falls by a cosine to 0, and the
-weight decay is 0.
+``finetune`` is the paper's transfer protocol: 20,000 steps of 256 images, SGD with Nesterov momentum 0.9,
+seven learning rates from 1e-4 to 0.1, crops and flips, temperature 1; the best rate on validation is trained
+again on all images and tested once. The paper names neither schedule nor weight decay: here the rate falls by
+a cosine to 0, and the weight decay is 0.
+
+``semi`` is its semi-supervised protocol on ImageNet: the published lists of 1 % and 10 % of the images; batch
+224, 30 or 50 epochs, five learning rates and three temperatures, chosen on validation images (here a part of
+the labelled share: no other label is used), then trained on the full share; top-1 and top-5.
 """
 
 import copy
+import itertools
 import math
 import time
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from simplicia.data import datasets
 from simplicia.data.augmentation import Views, ViewSettings
-from simplicia.data.datasets import ImageSet
+from simplicia.data.datasets import ImageSet, held_out, part
 from simplicia.data.loaders import choose_loader
 from simplicia.devices import seeded
 from simplicia.errors import UserError
+from simplicia.evaluate.features import check_classes, check_labels
 from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.evaluate.transfer import SEED, SHARE, Splits, accuracies
 from simplicia.progress import Progress
-from simplicia.result import Result
+from simplicia.result import Result, digest
 from simplicia.run import Run
 from simplicia.sem import simplicial
 from simplicia.settings import Range, check
@@ -39,8 +49,23 @@ WeightDecay = Annotated[float, "of all parameters", Range(low=0)]
 CropScale = Annotated[tuple[float, float], "smallest and largest share of the area", Range(above=0, high=1)]
 
 
+class TuneSettings:
+    """The settings that all fine-tuning has."""
+
+    batch_size: BatchSize
+    weight_decay: WeightDecay
+    crop_scale: CropScale
+    seed: int
+
+    def validate(self) -> None:
+        check(self)
+        low, high = self.crop_scale
+        if low > high:
+            raise UserError(f"crop_scale is {self.crop_scale}; it must be (low, high), shares in order")
+
+
 @dataclass
-class FinetuneSettings:
+class FinetuneSettings(TuneSettings):
     """How a run is fine-tuned."""
 
     lrs: Lrs = LRS
@@ -52,25 +77,20 @@ class FinetuneSettings:
     validation: Annotated[float, "share of each class to choose on, if a set has no val split", SHARE] = 0.1
     seed: Annotated[int, "of batches, crops and the share to choose on", SEED] = 0
 
-    def validate(self) -> None:
-        check_tuning(self)
 
+@dataclass
+class SemiSettings(TuneSettings):
+    """How a run is fine-tuned on few labels: every rate with every number of epochs and temperature."""
 
-class TuneSettings(Protocol):
-    """The settings that all fine-tuning has."""
-
-    batch_size: int
-    weight_decay: float
-    crop_scale: tuple[float, float]
-    seed: int
-
-
-def check_tuning(settings: TuneSettings) -> None:
-    """Raise a UserError for the first setting that is out of range."""
-    check(settings)
-    low, high = settings.crop_scale
-    if low > high:
-        raise UserError(f"crop_scale is {settings.crop_scale}; it must be (low, high), shares in order")
+    fraction: Annotated[float, "share of the labels to use", SHARE] = 0.01
+    lrs: Lrs = (0.005, 0.01, 0.02, 0.05, 0.1)
+    epochs: Annotated[tuple[int, ...], "numbers of epochs to try", Range(low=1, empty=False)] = (30, 50)
+    temperatures: Annotated[tuple[float, ...], "of SEM", Range(above=0, empty=False)] = (0.01, 0.1, 1.0)
+    batch_size: BatchSize = 224
+    weight_decay: WeightDecay = 0.0
+    crop_scale: CropScale = (0.08, 1.0)
+    validation: Annotated[float, "share of the labelled images to choose on", SHARE] = 0.2
+    seed: Annotated[int, "of the labels, batches and crops", SEED] = 0
 
 
 class Trial(NamedTuple):
@@ -83,10 +103,7 @@ class Trial(NamedTuple):
 
     def total_steps(self, images: int, batch_size: int) -> int:
         """The number of steps on so many images."""
-        if self.epochs is None:
-            assert self.steps is not None
-            return self.steps
-        return self.epochs * max(1, images // batch_size)
+        return self.steps or (self.epochs or 0) * max(1, images // batch_size)
 
     def as_dict(self) -> dict[str, Any]:
         """What a result says about the trial."""
@@ -103,14 +120,13 @@ class Classifier(nn.Module):
         super().__init__()
         net: Any = run.network(network)
         self.encoder, self.temperature = copy.deepcopy(net.encoder), temperature
-        self.bottleneck: Any = copy.deepcopy(net.bottleneck) if temperature is not None else None
-        width = net.bottleneck.out_features if self.bottleneck is not None else net.encoder.out_features
-        self.head = nn.Linear(width, classes)
+        self.bottleneck: Any = None if temperature is None else copy.deepcopy(net.bottleneck)
+        self.head = nn.Linear((net.encoder if temperature is None else net.bottleneck).out_features, classes)
         self.requires_grad_(True)  # a target network's parameters do not require gradients
 
     def forward(self, views: Tensor) -> Tensor:
         features = self.encoder(views)
-        if self.bottleneck is not None and self.temperature is not None:
+        if self.temperature is not None:
             logits = self.bottleneck.logits(features).float()
             features = simplicial(logits, self.bottleneck.vertices, self.temperature)
         return self.head(features)
@@ -123,24 +139,23 @@ def batch_norm_momentum(steps_per_epoch: int) -> float:
 
 def tune(
     run: Run,
-    images: Tensor,
-    labels: Tensor,
-    classes: int,
+    train: ImageSet,
     trial: Trial,
     settings: TuneSettings,
     network: str = "online",
-    bar: Progress | None = None,
+    label: str = "fine-tuning",
+    quiet: bool = True,
 ) -> Classifier:
     """Train a classifier; the result depends on the arguments alone, including the seed."""
     device, on_gpu = run.device, run.device.type == "cuda"
-    batch_size = min(settings.batch_size, len(images))
-    loader = choose_loader(images, device)(images, batch_size, settings.seed, device)
-    labels = labels.to(device)
+    batch_size = min(settings.batch_size, len(train))
+    loader = choose_loader(train.images, device)(train.images, batch_size, settings.seed, device)
+    labels = check_labels(train).to(device)
     crops, statistics = ViewSettings.crop_flip(settings.crop_scale), (run.state["mean"], run.state["std"])
     views = Views(crops, run.recipe.image_size, *map(tuple, statistics))
-    steps = trial.total_steps(len(images), settings.batch_size)
-    with seeded(settings.seed, device):
-        model = Classifier(run, classes, trial.temperature, network).to(device).train()
+    steps = trial.total_steps(len(train), settings.batch_size)
+    with seeded(settings.seed, device), closing(Progress(label, steps, 0, quiet)) as bar:
+        model = Classifier(run, len(train.classes), trial.temperature, network).to(device).train()
         if on_gpu:
             model = model.to(memory_format=torch.channels_last)
         for module in model.modules():
@@ -160,76 +175,52 @@ def tune(
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
-            if bar is not None and step % 50 == 0:
+            if step % 50 == 0:
                 bar.update(step, f"rate {trial.lr:.2g}, loss {loss.item():.3f}")
     return model.eval()
 
 
 @torch.no_grad()
-def predict(run: Run, model: Classifier, images: Tensor, batch_size: int = 256) -> Tensor:
+def predict(run: Run, model: Classifier, images: Tensor) -> Tensor:
     """Scores of images on the CPU; those of a model that diverged are not finite."""
-    return torch.cat([model(run.view(batch)).float() for batch in images.split(batch_size)]).cpu()
-
-
-@dataclass
-class Tuned:
-    """The best trial on validation images, trained on all images, and the trials it was chosen from."""
-
-    trial: Trial
-    model: Classifier
-    trials: list[dict[str, Any]]
-
-    def test(self, run: Run, images: Tensor) -> Tensor:
-        """Scores of test images; a UserError if the model diverged."""
-        scores = predict(run, self.model, images)
-        if not scores.isfinite().all():
-            raise UserError(f"fine-tuning {run.path} on all images diverged; lower lrs would do")
-        return scores
-
-    def details(self, settings: TuneSettings) -> dict[str, Any]:
-        """What a result says about the training."""
-        return {
-            **self.trial.as_dict(),
-            "validation_accuracy": max(row["validation_accuracy"] for row in self.trials),
-            "tune_batch_size": settings.batch_size,
-            "weight_decay": settings.weight_decay,
-            "schedule": "cosine",
-            "seeds": [settings.seed],
-            "changed": changed_settings(settings),
-            "trials": self.trials,
-        }
+    return torch.cat([model(run.view(batch)).float() for batch in images.split(256)]).cpu()
 
 
 def search(
-    run: Run,
-    train: ImageSet,
-    val: ImageSet,
-    trials: list[Trial],
-    settings: TuneSettings,
-    network: str = "online",
-    quiet: bool = True,
-) -> Tuned:
-    """Train every trial on train, choose on val, and train the chosen one on both."""
-    assert train.labels is not None and val.labels is not None
+    run: Run, sets: Splits, trials: list[Trial], settings: TuneSettings, network: str, quiet: bool
+) -> tuple[Tensor, dict[str, Any]]:
+    """Train every trial on train, choose on val, train the chosen one on both, and test it once.
+
+    Returns the scores of the test images, and what a result says about the training.
+    """
+    train, val = sets.train, sets.val
+    labels, val_labels = check_labels(train), check_labels(val)
     if len(train) < 2:
         raise UserError(f"{train.name} has {len(train)} image to train on; BatchNorm needs at least 2")
-
-    def train_on(images: Tensor, labels: Tensor, trial: Trial, label: str) -> Classifier:
-        bar = Progress(label, trial.total_steps(len(images), settings.batch_size), 0, quiet)
-        try:
-            return tune(run, images, labels, len(train.classes), trial, settings, network, bar)
-        finally:
-            bar.close()
-
     rows: list[dict[str, Any]] = []
     for i, trial in enumerate(trials):
-        model = train_on(train.images, train.labels, trial, f"trial {i + 1} of {len(trials)}")
-        scores = predict(run, model, val.images)
-        right = (scores.argmax(1) == val.labels) & scores.isfinite().all(1)  # never choose a diverged model
+        label = f"trial {i + 1} of {len(trials)}"
+        scores = predict(run, tune(run, train, trial, settings, network, label, quiet), val.images)
+        right = (scores.argmax(1) == val_labels) & scores.isfinite().all(1)  # never choose a diverged model
         rows.append({**trial.as_dict(), "validation_accuracy": 100 * right.double().mean().item()})
-    best = trials[max(range(len(rows)), key=lambda i: rows[i]["validation_accuracy"])]
-    images, labels = torch.cat([train.images, val.images]), torch.cat([train.labels, val.labels])
-    return Tuned(best, train_on(images, labels, best, "on all images"), rows)
+    best = max(range(len(rows)), key=lambda i: rows[i]["validation_accuracy"])
+    images = torch.cat([train.images, val.images])
+    both = replace(train, images=images, labels=torch.cat([labels, val_labels]))
+    model = tune(run, both, trials[best], settings, network, "on all images", quiet)
+    scores = predict(run, model, sets.test.images)
+    if not scores.isfinite().all():
+        raise UserError(f"fine-tuning {run.path} on all images diverged; lower lrs would do")
+    return scores, {
+        **rows[best],
+        "network": network,
+        "steps": trials[best].total_steps(len(both), settings.batch_size),
+        "tune_batch_size": settings.batch_size,
+        "weight_decay": settings.weight_decay,
+        "schedule": "cosine",
+        "seeds": [settings.seed],
+        "changed": changed_settings(settings),
+        "trials": rows,
+    }
 
 
 def finetune(
@@ -244,25 +235,112 @@ def finetune(
     start = time.monotonic()
     settings = settings or FinetuneSettings()
     settings.validate()
-    sets.check()
+    labels = sets.check()
     layer = trainable_layer(run, layer)
     temperature = settings.temperature if layer == "sem" else None
     trials = [Trial(lr, settings.steps, temperature) for lr in settings.lrs]
-    tuned = search(run, sets.train, sets.val, trials, settings, network, quiet)
-    assert sets.test.labels is not None
+    scores, details = search(run, sets, trials, settings, network, quiet)
     return make_result(
         run,
         "transfer, fine-tuned",
         sets.train,
         sets.test,
-        network=network,
         layer=layer,
-        selected={"lr": tuned.trial.lr},
-        **accuracies(tuned.test(run, sets.test.images).argmax(1), sets.test.labels),
-        **tuned.details(settings),
+        selected={"lr": details["lr"]},
+        **accuracies(scores.argmax(1), labels),
+        **details,
         **sets.details(),
         seconds=time.monotonic() - start,
     )
+
+
+def semi(
+    run: Run,
+    train: ImageSet,
+    test: ImageSet,
+    layer: str | None = None,
+    settings: SemiSettings | None = None,
+    names: Path | None = None,
+    network: str = "online",
+    quiet: bool = True,
+) -> Result:
+    """Top-1 and top-5 test accuracy after fine-tuning on a share of the labels, or on a list of images."""
+    start = time.monotonic()
+    settings = settings or SemiSettings()
+    settings.validate()
+    layer = trainable_layer(run, layer)
+    labelled = subset(train, settings.fraction, settings.seed, names, test.files)
+    _, labels = check_classes(labelled, test)
+    try:
+        sets = Splits(*datasets.split(labelled, settings.validation, settings.seed), test, False)
+    except UserError as error:
+        more = f"fraction is {settings.fraction:g}; give more" if names is None else "list more images"
+        raise UserError(f"{error}; {more}") from error
+    temperatures = settings.temperatures if layer == "sem" else (None,)
+    grid = itertools.product(settings.epochs, settings.lrs, temperatures)
+    trials = [Trial(lr, None, temperature, epochs) for epochs, lr, temperature in grid]
+    scores, details = search(run, sets, trials, settings, network, quiet)
+    has_top5 = scores.shape[1] > 5
+    top5 = int((scores.topk(5).indices == labels[:, None]).sum()) if has_top5 else None
+    # a setting with a single candidate was not selected
+    several = [key for key in trials[0].as_dict() if len({row[key] for row in details["trials"]}) > 1]
+    if names is None:
+        drawn = f"class-balanced, drawn from seed {settings.seed}; not the paper's list"
+        details |= {"labelled_list": drawn, "list_file": None, "list_digest": None}
+    else:
+        details |= {"labelled_list": names.name, "list_file": names.name}
+        details["list_digest"] = digest("\n".join(labelled.files))
+    return make_result(
+        run,
+        "semi-supervised, fine-tuned",
+        train,
+        test,
+        layer=layer,
+        selected={key: details[key] for key in several},
+        **accuracies(scores.argmax(1), labels, top5),
+        **details,
+        train_images=len(labelled),
+        validation_images=len(sets.val),
+        fraction=len(labelled) / len(train),
+        labelled_images=len(labelled),
+        seconds=time.monotonic() - start,
+    )
+
+
+def subset(
+    train: ImageSet, fraction: float, seed: int = 0, names: Path | None = None, test_files: Sequence[str] = ()
+) -> ImageSet:
+    """The images whose labels are used: those a file lists, one per line, or the same share of each class."""
+    if names is None:
+        labels = check_labels(train).numpy()
+        is_only_one = np.bincount(labels)[labels] == 1  # of its class
+        return part(train, torch.from_numpy(held_out(labels, fraction, seed) | is_only_one).nonzero()[:, 0])
+    the_list = f"the list {str(names)!r}"
+    try:
+        lines = names.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{the_list} cannot be read: {error}") from error
+    if not train.files:
+        raise UserError(f"{train.name} has no file names, so no list can choose from it; leave --list out")
+    listed = [line.strip() for line in lines if line.strip()]
+    by_name: dict[str, list[int]] = {}
+    for i, file in enumerate(train.files):
+        for name in {Path(file).name, file.split("/", 1)[-1]}:  # without its folder, or without its split
+            by_name.setdefault(name, []).append(i)
+    by_name |= {file: [i] for i, file in enumerate(train.files)}
+    unknown = [name for name in listed if name not in by_name]
+    if unknown or not listed:
+        what = f"names {unknown[0]!r}" if unknown else "is empty"
+        if unknown and any(file == unknown[0] or file.endswith(f"/{unknown[0]}") for file in test_files):
+            what += ", which is a test image"
+        raise UserError(f"{the_list} {what}; it takes names of training images such as {train.files[0]!r}")
+    for name in listed:
+        if len(by_name[name]) > 1:
+            first, second = (train.files[i] for i in by_name[name][:2])
+            raise UserError(
+                f"{the_list} names {name!r}, which is {first!r} or {second!r}; name it with its folder"
+            )
+    return part(train, torch.tensor(sorted({by_name[name][0] for name in listed})))
 
 
 def trainable_layer(run: Run, layer: str | None) -> str:

@@ -1,8 +1,8 @@
-"""What JPEG does to images, batched in torch: subsampled colours, cosine transform, quantisation, and back.
+"""The loss of JPEG, batched in torch: subsampled colours, cosine transform, quantisation, and back.
 
-Only the loss, no files: the entropy coding that would follow loses nothing. In torch because corrupted sets
-are made on the device, where a codec would take each image to the host and back. The tables are those of the
-standard's annex K, scaled by quality as the usual library scales them.
+There are no files: entropy coding loses nothing. Corrupted sets are made on the device, where a codec would
+copy each image to the host and back. The tables are those of the standard's annex K, scaled by quality as in
+libjpeg.
 """
 
 import math
@@ -25,14 +25,14 @@ _CHROMINANCE = [
 def jpeg(images: Tensor, quality: int) -> Tensor:
     """Images (N, 3, H, W) in [0, 1] after JPEG of a quality from 1 to 100, colours at half the resolution."""
     height, width = images.shape[2:]
-    whole = F.pad(images * 255, (0, -width % 16, 0, -height % 16), mode="replicate").round()
-    r, g, b = whole.split(1, 1)
+    padded = F.pad(images * 255, (0, -width % 16, 0, -height % 16), mode="replicate").round()
+    r, g, b = padded.split(1, 1)
     luminance = 0.299 * r + 0.587 * g + 0.114 * b
     blue, red = (b - luminance) / 1.772 + 128, (r - luminance) / 1.402 + 128
     luminance = _quantise(luminance.round(), _table(_LUMINANCE, quality, images))
     table = _table(_CHROMINANCE, quality, images)
     blue, red = (_quantise(F.avg_pool2d(c, 2).round(), table) for c in (blue, red))
-    # the usual decoder smooths the enlarged colours, 3/4 of the nearest and 1/4 of the next: bilinear
+    # like libjpeg's decoder: 3/4 of the nearest colour and 1/4 of the next, which is bilinear
     blue, red = (F.interpolate(c, scale_factor=2, mode="bilinear") - 128 for c in (blue, red))
     r, b = luminance + 1.402 * red, luminance + 1.772 * blue
     g = (luminance - 0.299 * r - 0.114 * b) / 0.587

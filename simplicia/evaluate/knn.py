@@ -4,12 +4,11 @@ import math
 import time
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
-from simplicia.evaluate.features import check_classes, encoder_features, sem_temperature
+from simplicia.evaluate.features import check_classes, encoder_features, sem_temperature, smallest_integer
 from simplicia.evaluate.make_result import K, make_result
 from simplicia.neighbours import cosine, overlap, vote
 from simplicia.representation import represent
@@ -29,29 +28,25 @@ def knn(
 ) -> Result:
     """Test accuracy of the votes of the k nearest training images, by cosine; for codes by their overlap."""
     start = time.monotonic()
-    check_classes(train, test)
+    labels, test_labels = check_classes(train, test)
     if k < 1:
         raise UserError(f"k is {k}; it must be at least 1")
     if not 0 < vote_temperature < math.inf:
         raise UserError(f"vote_temperature is {vote_temperature}; it must be positive and finite")
-    k = min(k, len(train))
+    k, classes = min(k, len(train)), len(train.classes)
     layer = run.check_layer(layer, temperature)
     net: Any = run.network(network)
-    on_codes = layer == "codes"
-    integer = torch.uint8 if on_codes and net.bottleneck.vertices <= 256 else torch.int32
+    similarity = overlap if layer == "codes" else cosine
 
     def represent_batch(features: Tensor) -> Tensor:
         x = represent(net, features, layer, temperature)
         if not x.isfinite().all():
             raise UserError(f"layer {layer!r} of {run.path} has features that are not finite")
-        return x.to(integer) if on_codes else x
+        return x.to(smallest_integer(net.bottleneck.vertices)) if layer == "codes" else x
 
     bank, queries = (encoder_features(run, images.images, network) for images in (train, test))
-    assert train.labels is not None and test.labels is not None
-    classes = len(train.classes)
-    similarity = overlap if on_codes else cosine
-    scores = vote(bank, train.labels, queries, classes, k, vote_temperature, similarity, represent_batch)
-    truth = test.labels.to(scores.device)[:, None]
+    scores = vote(bank, labels, queries, classes, k, vote_temperature, similarity, represent_batch)
+    truth = test_labels.to(scores.device)[:, None]
     first = int((scores.argmax(1, keepdim=True) == truth).sum())
     top = scores.topk(min(5, classes))
     among_five = (top.indices == truth) & (top.values > 0)  # fewer than five classes may have votes
@@ -65,7 +60,7 @@ def knn(
         temperature=sem_temperature(run, layer, temperature, network),
         k=k,
         vote_temperature=vote_temperature,
-        similarity="overlap" if on_codes else "cosine",
+        similarity=similarity.__name__,
         seconds=time.monotonic() - start,
         **percent(first, len(test), int(among_five.sum()) if classes > 5 else None),
     )

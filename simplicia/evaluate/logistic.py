@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simplicia.errors import UserError, unknown
+from simplicia.neighbours import one_hots
 from simplicia.representation import sparse_codes
 
 SOLVERS = ("auto", "rotate", "direct", "sklearn")
@@ -60,40 +61,31 @@ class Codes:
         """X^T errors: for each feature, the sum of the rows of the samples that have it."""
         if not self._rows:
             step = max(1, PIECE // len(self))  # simplices
-            counts = self.counts().split(step * self.vertices)
+            counts = self.squares().split(step * self.vertices)
             for part, count in zip(self.columns.split(step, 1), counts, strict=True):
                 order = part.argsort(0).T.flatten().int()  # samples, by simplex, then by code
                 self._rows.append((order, F.pad(count.cumsum(0)[:-1], (1, 0)).int()))
         return torch.cat([F.embedding_bag(order, errors, start, mode="sum") for order, start in self._rows])
 
-    def counts(self) -> Tensor:
-        """How many samples have each feature."""
-        counts = torch.zeros(self.shape[1], dtype=torch.long, device=self.device)
+    def squares(self) -> Tensor:
+        """The sum of squares of each feature: how many samples have it."""
+        counts = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
         for part in self.columns.split(256):
             counts += torch.bincount(part.flatten(), minlength=self.shape[1])
         return counts
 
-    def squares(self) -> Tensor:
-        return self.counts().double()
-
     def inner(self, other: "Codes") -> Tensor:
         """How many codes each pair shares; integers, so exact in float32."""
         total = torch.zeros(len(self), len(other), device=self.device)
-        simplices = self.columns.shape[1]
         step = max(1, BLOCK // ((len(self) + len(other)) * self.vertices))
-        for start in range(0, simplices, step):
-            stop = min(start + step, simplices)
-            total.addmm_(self._one_hot(start, stop), other._one_hot(start, stop).T)
+        for start in range(0, self.columns.shape[1], step):
+            some, others = (m.codes[:, start : start + step] for m in (self, other))
+            total.addmm_(one_hots(some, self.vertices), one_hots(others, self.vertices).T)
         return total.double()
 
     def sparse(self) -> Any:
         """The matrix in scipy's format."""
         return sparse_codes(self.codes, self.vertices)
-
-    def _one_hot(self, start: int, stop: int) -> Tensor:
-        part = self.columns[:, start:stop].long() - start * self.vertices
-        width = (stop - start) * self.vertices
-        return torch.zeros(len(self), width, device=self.device).scatter_(1, part, 1.0)
 
 
 class Dense:
@@ -141,11 +133,8 @@ def fit(
     matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float], solver: str = "auto"
 ) -> Iterator[Fit]:
     """Fit each regulariser, starting from the fit before it: give the strongest first."""
-    solver = choose_solver(matrix, labels, classes, solver)
-    if solver == "rotate":
-        rotated = Rotated(matrix)
-        return (rotated.back(fit) for fit in solve(rotated.train, labels, classes, regularisers))
-    return (_sklearn if solver == "sklearn" else solve)(matrix, labels, classes, regularisers)
+    fits, rotated = _fits(matrix, labels, classes, regularisers, solver, TOLERANCE)
+    return fits if rotated is None else map(rotated.back, fits)
 
 
 def validation_accuracies(
@@ -158,18 +147,22 @@ def validation_accuracies(
     solver: str = "auto",
 ) -> Iterator[tuple[float, bool]]:
     """For each regulariser, strongest first: accuracy on held-out samples, and whether the fit converged."""
-    solver = choose_solver(matrix, labels, classes, solver)
-    if solver == "rotate":
-        rotated = Rotated(matrix)
-        matrix, held = rotated.train, rotated.rotate(held)
-    fits = (
-        _sklearn(matrix, labels, classes, regularisers)
-        if solver == "sklearn"
-        else solve(matrix, labels, classes, regularisers, CHOOSING)
-    )
+    fits, rotated = _fits(matrix, labels, classes, regularisers, solver, CHOOSING)
+    held = held if rotated is None else rotated.rotate(held)
     for fitted in fits:
         guesses = (held.times(fitted.weight) + fitted.bias).argmax(1)
         yield (guesses == held_labels).double().mean().item(), fitted.converged
+
+
+def _fits(
+    matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float], solver: str, tolerance: float
+) -> "tuple[Iterator[Fit], Rotated | None]":
+    """Fits by a solver, and the rotation that they are in."""
+    solver = choose_solver(matrix, labels, classes, solver)
+    if solver == "sklearn":
+        return _sklearn(matrix, labels, classes, regularisers), None
+    rotated = Rotated(matrix) if solver == "rotate" else None
+    return solve(rotated.train if rotated else matrix, labels, classes, regularisers, tolerance), rotated
 
 
 def choose_solver(matrix: Matrix, labels: Tensor, classes: int, solver: str = "auto") -> str:
@@ -192,19 +185,16 @@ class Rotated:
     """Centred samples in the space they span, or in their principal axes, and the way there and back."""
 
     def __init__(self, matrix: Matrix):
-        self.matrix, n = matrix, len(matrix)
-        ones = torch.ones(n, 1, dtype=torch.float64, device=matrix.device)
-        self.mean = matrix.transposed_times(ones)[:, 0] / n
-        self.by_samples = isinstance(matrix, Codes) or n <= matrix.shape[1]
+        self.matrix, self.mean = matrix, _mean(matrix)
+        self.by_samples = isinstance(matrix, Codes) or len(matrix) <= matrix.shape[1]
         if isinstance(matrix, Codes) or self.by_samples:
             inner: Any = matrix.inner(matrix)  # type: ignore[arg-type]
             self.row_mean, self.mean_inner = inner.mean(0), inner.mean()
-            values, vectors = torch.linalg.eigh(
-                inner - self.row_mean - self.row_mean[:, None] + self.mean_inner
-            )
+            square = inner - self.row_mean - self.row_mean[:, None] + self.mean_inner
         else:
             centred = matrix.features - self.mean
-            values, vectors = torch.linalg.eigh(centred.T @ centred)
+            square = centred.T @ centred
+        values, vectors = torch.linalg.eigh(square)
         nonzero = values > values[-1] * len(values) * torch.finfo(torch.float64).eps
         lengths = values[nonzero].sqrt()
         # maps inner products with the samples, or the features themselves, to the new axes
@@ -229,11 +219,7 @@ class Rotated:
 
 
 def solve(
-    matrix: Matrix,
-    labels: Tensor,
-    classes: int,
-    regularisers: Sequence[float],
-    tolerance: float = TOLERANCE,
+    matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float], tolerance: float = TOLERANCE
 ) -> Iterator[Fit]:
     """Fit by L-BFGS with a strong Wolfe line search, starting from the fit before.
 
@@ -242,9 +228,7 @@ def solve(
     optimum. A fit has converged when this bound, with a similar one for b, is below `tolerance` of the loss,
     or when the loss stops falling and a bound from the curvature is.
     """
-    n, device = len(matrix), matrix.device
-    ones = torch.ones(n, 1, dtype=torch.float64, device=device)
-    mean = matrix.transposed_times(ones)[:, 0] / n
+    n, device, mean = len(matrix), matrix.device, _mean(matrix)
     spread = (matrix.squares() - n * mean.square()).clamp(min=0)
     target = labels[:, None]
     weight = torch.zeros(matrix.shape[1], classes, dtype=torch.float64, device=device)
@@ -305,6 +289,11 @@ def solve(
                 break
             before = loss.item()
         yield Fit(weight, bias - mean @ weight, loss.item(), converged)
+
+
+def _mean(matrix: Matrix) -> Tensor:
+    ones = torch.ones(len(matrix), 1, dtype=torch.float64, device=matrix.device)
+    return matrix.transposed_times(ones)[:, 0] / len(matrix)
 
 
 def _sklearn(matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float]) -> Iterator[Fit]:

@@ -1,4 +1,4 @@
-"""The Triton kernel of ``simplices.py``."""
+"""The Triton kernel of ``probe_inputs.simplices``."""
 
 import triton
 import triton.language as tl

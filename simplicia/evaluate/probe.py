@@ -5,11 +5,12 @@ temperature at once, then retrain the best at each temperature on all training i
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from simplicia.data.datasets import ImageSet, held_out
 from simplicia.errors import UserError, unknown
-from simplicia.evaluate.features import check_classes
+from simplicia.evaluate.features import check_classes, check_labels
 from simplicia.evaluate.fitted_probe import FittedProbe
-from simplicia.evaluate.make_result import make_result
+from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.evaluate.probe_inputs import Inputs, precision
 from simplicia.evaluate.sgd import Probes, Rates, correct, train
 from simplicia.progress import Progress
@@ -98,10 +99,12 @@ def preset_for(data: str) -> str:
     return "cifar" if name in ("cifar10", "cifar100") else "imagenet" if name == "imagenet" else "quick"
 
 
-def preset_label(name: str, settings: ProbeSettings) -> str:
-    """The preset's name, with ", changed" if settings differ from it by more than their seeds."""
-    unchanged = dataclasses.replace(preset(name), seed=settings.seed, seeds=settings.seeds)
-    return name if settings == unchanged else f"{name}, changed"
+def preset_details(name: str, settings: ProbeSettings) -> dict[str, Any]:
+    """What a result says about a preset: its name, and settings that differ by more than their seeds."""
+    defaults = preset(name)
+    is_unchanged = settings == dataclasses.replace(defaults, seed=settings.seed, seeds=settings.seeds)
+    label = name if is_unchanged else f"{name}, changed"
+    return {"preset": label, "changed": changed_settings(settings, defaults)}
 
 
 @dataclass
@@ -142,15 +145,11 @@ class TrainedProbes:
             "validation_images": self.validation_images,
             "seeds": list(range(settings.seed, settings.seed + settings.seeds)),
             "grid": {
-                "lrs": settings.lrs,
-                "l1": settings.l1,
-                "l2": settings.l2,
+                **{name: getattr(settings, name) for name in ("lrs", "l1", "l2")},
                 "temperatures": list(self.temperatures),
             },
-            "epochs": settings.epochs,
+            **{name: getattr(settings, name) for name in ("epochs", "momentum", "nesterov")},
             "probe_batch_size": settings.batch_size,
-            "momentum": settings.momentum,
-            "nesterov": settings.nesterov,
             "views": "crop and flip" if settings.augment else "none",
             "precision": f"{'bf16 views, ' * settings.augment}{products} products" if on_gpu else "float32",
         }
@@ -158,25 +157,22 @@ class TrainedProbes:
     def best_probe(self) -> FittedProbe:
         """The probe at the chosen temperature, with one classifier per seed."""
         t = self.best
-        weight, bias = (
-            torch.cat([part[t] for part in parts], -1)[None] for parts in zip(*self.probes, strict=True)
-        )
+        parts = zip(*self.probes, strict=True)
+        classifiers = Probes(*(torch.cat([each[t] for each in part], -1)[None] for part in parts))
         details = self.details() | self.choice(t)
         where = self.run, self.network, self.layer, self.temperatures[t]
-        return FittedProbe(*where, Probes(weight, bias), self.classes, "linear probe by SGD", details)
+        return FittedProbe(*where, classifiers, self.classes, "linear probe by SGD", details)
 
     def test(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Count correct images, top-1 and top-5: (seeds, temperature trained at, temperature tested at)."""
         device = self.run.device
         inputs = Inputs(self.run, images, self.layer, self.temperatures, self.network)
         counts = []
-        for weight, bias in self.probes:
+        for probes in self.probes:
             # side by side, so that the probe of each temperature sees the images at all temperatures
-            side_by_side = Probes(
-                *(p.transpose(0, 1).flatten(1).expand(len(p), *p.shape[1:2], -1) for p in (weight, bias))
-            )
-            batches = (inputs.plain(batch) for batch in torch.arange(len(images), device=device).split(256))
-            counts.append(correct(side_by_side, batches, labels.to(device), self.classes))
+            parts = (p.transpose(0, 1).flatten(1).expand(len(p), p.shape[1], -1) for p in probes)
+            batches = map(inputs.plain, torch.arange(len(images), device=device).split(256))
+            counts.append(correct(Probes(*parts), batches, labels.to(device), self.classes))
         first, among_five = (torch.stack(each).mT.cpu() for each in zip(*counts, strict=True))
         return first, among_five
 
@@ -196,37 +192,20 @@ def fit(
     settings = settings or ProbeSettings()
     settings.validate()
     layer = run.check_layer(layer)
-    temperatures: tuple[float | None, ...] = {"sem": settings.temperatures, "codes": (0.0,)}.get(
-        layer, (None,)
-    )
-    assert images.labels is not None
+    taus = {"sem": settings.temperatures, "codes": (0.0,)}
+    temperatures: tuple[float | None, ...] = taus.get(layer, (None,))
     device, classes = run.device, len(images.classes)
+    labels = check_labels(images).to(device)
     is_held_out = _hold_out(images, settings.validation).to(device)
-    labels = images.labels.to(device)
     inputs = Inputs(run, images.images, layer, temperatures, network, settings.augment)
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    done = 0
-
-    def after_epoch() -> None:
-        nonlocal done
-        done += 1
-        progress(done, 2 * len(seeds) * settings.epochs)
+    done, total = itertools.count(1), 2 * settings.seeds * settings.epochs
+    how = {name: getattr(settings, name) for name in ("epochs", "batch_size", "momentum", "nesterov")}
+    how["after_epoch"] = lambda: progress(next(done), total)
 
     def train_probes(indices: Tensor, grids: list[list[Rates]], seed: int) -> Probes:
-        return train(
-            lambda epoch, batch: inputs.training(seed, epoch, batch),
-            inputs.width,
-            indices,
-            labels,
-            classes,
-            grids,
-            epochs=settings.epochs,
-            batch_size=settings.batch_size,
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
-            seed=seed,
-            after_epoch=after_epoch,
-        )
+        views = functools.partial(inputs.training, seed)
+        return train(views, inputs.width, indices, labels, classes, grids, seed=seed, **how)
 
     def check_finite(finite: Tensor) -> None:
         if not finite.all():
@@ -239,7 +218,7 @@ def fit(
     right = torch.zeros(len(temperatures), len(grid), device=device)
     for seed in seeds:
         candidates = train_probes(fit_on, [grid] * len(temperatures), seed)
-        batches = (inputs.plain(batch) for batch in choose_on.split(256))
+        batches = map(inputs.plain, choose_on.split(256))
         right += correct(candidates, batches, labels[choose_on], classes)[0]
         right[~candidates.finite(classes)] = -math.inf  # never choose a probe that diverged
         del candidates  # a grid can be gigabytes
@@ -250,18 +229,15 @@ def fit(
     probes = [train_probes(everything, [[rates] for rates in chosen], seed) for seed in seeds]
     check_finite(torch.stack([each.finite(classes) for each in probes]))
     accuracies = [100 * count / (len(choose_on) * len(seeds)) for count in best.values.tolist()]
-    how = run, settings, layer, network, temperatures
-    return TrainedProbes(*how, chosen, accuracies, len(choose_on), classes, probes)
+    about = run, settings, layer, network, temperatures
+    return TrainedProbes(*about, chosen, accuracies, len(choose_on), classes, probes)
 
 
 @contextmanager
 def progress_bar(layer: str, settings: ProbeSettings, quiet: bool = False) -> Iterator[OnEpoch]:
     """A progress bar for ``fit`` and ``probe``."""
-    bar = Progress(f"probes on {layer}", 2 * settings.seeds * settings.epochs, 0, quiet)
-    try:
+    with closing(Progress(f"probes on {layer}", 2 * settings.seeds * settings.epochs, 0, quiet)) as bar:
         yield lambda done, total: bar.update(done, "choosing" if 2 * done <= total else "retraining")
-    finally:
-        bar.close()
 
 
 def probe(
@@ -275,18 +251,18 @@ def probe(
 ) -> Result:
     """Test accuracy of the chosen probe, of the best at each temperature, and of each at all temperatures."""
     start = time.monotonic()
-    check_classes(train, test)
+    _, labels = check_classes(train, test)
     trained = fit(run, train, layer, settings, network, progress)
-    assert test.labels is not None
-    first, among_five = trained.test(test.images, test.labels)
+    first, among_five = trained.test(test.images, labels)
     temperatures = list(trained.temperatures)
 
     def at_temperature(t: int) -> dict[str, Any]:
         top5 = among_five[:, t, t].tolist() if trained.classes > 5 else None
         return {**trained.choice(t), **over_seeds(first[:, t, t].tolist(), len(test), top5)}
 
-    matrix = (100 * first.double().mean(0) / len(test)).tolist()
     several = len(temperatures) > 1
+    accuracies = (100 * first.double().mean(0) / len(test)).tolist()
+    matrix = {"trained_at": temperatures, "tested_at": temperatures, "accuracy": accuracies}
     return make_result(
         run,
         "offline linear probe",
@@ -295,9 +271,7 @@ def probe(
         **at_temperature(trained.best),
         **trained.details(),
         per_temperature=[at_temperature(t) for t in range(len(temperatures))] if several else [],
-        temperature_matrix={"trained_at": temperatures, "tested_at": temperatures, "accuracy": matrix}
-        if several
-        else None,
+        temperature_matrix=matrix if several else None,
         seconds=time.monotonic() - start,
     )
 
@@ -307,8 +281,7 @@ def _hold_out(images: ImageSet, validation: float) -> Tensor:
 
     If a share is held out, a class with a single image keeps it for training.
     """
-    assert images.labels is not None
-    labels = images.labels.numpy()
+    labels = check_labels(images).numpy()
     if validation < 1:
         mask = held_out(labels, validation)
         if not mask.any():

@@ -9,6 +9,8 @@ products of other layers round, and values between 0 and 1 need no more range.
 """
 
 import copy
+import functools
+import importlib.util
 import math
 from contextlib import nullcontext
 from typing import Any, cast
@@ -19,14 +21,16 @@ from torch import Tensor
 from simplicia.data.augmentation import Views, ViewSettings
 from simplicia.data.loaders import HostLoader, choose_loader, mix_seed
 from simplicia.devices import seeded
-from simplicia.evaluate.features import encoder_features
-from simplicia.evaluate.multi_temperature import simplices
+from simplicia.evaluate.features import encoder_features, smallest_integer
 from simplicia.evaluate.sgd import rows, tiny_to_zero
+from simplicia.neighbours import one_hots
 from simplicia.representation import represent
 from simplicia.run import Run
+from simplicia.sem import simplicial
 
 PLAIN_CACHE = 2**30  # bytes of a plain layer that are cached rather than computed for each batch
 VIEWS_CACHE = {"cuda": 16 * 2**30, "cpu": 2**30}  # bytes of features of views, cached for the retraining
+TILE = 2048  # values that a program of the kernel computes
 
 
 class Inputs:
@@ -72,8 +76,7 @@ class Inputs:
     def represent(self, features: Tensor) -> Tensor:
         """Compute the layer from encoder features: (temperatures, N, features), or codes (N, simplices)."""
         if self.layer == "codes":
-            codes = represent(self.net, features, "codes")
-            return codes.to(torch.uint8 if self.vertices <= 256 else torch.int32)
+            return represent(self.net, features, "codes").to(smallest_integer(self.vertices))
         if self.layer == "sem":
             logits = represent(self.net, features, "embedder").float()
             taus = cast(tuple[float, ...], self.temperatures)
@@ -84,11 +87,8 @@ class Inputs:
         """The form a probe takes: dense, or codes as rows of its weights."""
         if self.layer != "codes":
             return x
-        selected = rows(x, self.vertices)
-        if self.dtype != torch.half:
-            return selected
-        zeros = torch.zeros(len(x), self.width, dtype=self.dtype, device=x.device)
-        return zeros.scatter_(1, selected, 1)[None]
+        is_dense = self.dtype == torch.half
+        return one_hots(x, self.vertices, self.dtype)[None] if is_dense else rows(x, self.vertices)
 
 
 class _EpochViews:
@@ -100,13 +100,11 @@ class _EpochViews:
 
     def __init__(self, run: Run, images: Tensor, encoder: Any):
         recipe, self.device = run.recipe, run.device
-        stays = choose_loader(images, run.device) is HostLoader
-        self.images = images if stays else images.to(run.device)
+        self.images = images if choose_loader(images, run.device) is HostLoader else images.to(run.device)
         # the standard crops, whatever the method was trained with, so that results compare
         crops, statistics = ViewSettings.crop_flip(), (tuple(run.state["mean"]), tuple(run.state["std"]))
         self.views = Views(crops, recipe.image_size, *statistics)
-        self.fast = run.device.type == "cuda"
-        self.encoder = encoder
+        self.fast, self.encoder = run.device.type == "cuda", encoder
         if self.fast:
             torch.backends.cudnn.benchmark = True
             self.encoder = copy.deepcopy(encoder).to(memory_format=torch.channels_last)
@@ -114,22 +112,18 @@ class _EpochViews:
         self.chunk = math.ceil(len(images) / math.ceil(len(images) / most))
         self.free_bytes = VIEWS_CACHE.get(run.device.type, VIEWS_CACHE["cpu"])
         self.cache: dict[tuple[int, int], Tensor] = {}
-        self.current: tuple[tuple[int, int], Tensor] | None = None
+        self.last: dict[tuple[int, int], Tensor] = {}  # an epoch for which the cache has no space
 
     def features(self, seed: int, epoch: int) -> Tensor:
         """Features (N, features) of an epoch, in 16 bits on a GPU."""
         key = seed, epoch
-        if key in self.cache:
-            return self.cache[key]
-        if self.current is None or self.current[0] != key:
-            self.current = None  # free the last epoch first
+        if key not in self.cache and key not in self.last:
+            self.last.clear()  # before the next epoch needs memory
             features = self._compute(mix_seed(seed, epoch))
-            if features.nbytes <= self.free_bytes:
-                self.free_bytes -= features.nbytes
-                self.cache[key] = features
-                return features
-            self.current = key, features
-        return self.current[1]
+            is_small = features.nbytes <= self.free_bytes
+            self.free_bytes -= features.nbytes * is_small
+            (self.cache if is_small else self.last)[key] = features
+        return self.cache[key] if key in self.cache else self.last[key]
 
     @torch.no_grad()
     def _compute(self, seed: int) -> Tensor:
@@ -145,3 +139,36 @@ class _EpochViews:
 def precision(layer: str, device: torch.device) -> torch.dtype:
     """The type of a layer, and of its product with a probe's weights."""
     return torch.half if layer in ("sem", "codes") and device.type == "cuda" else torch.float32
+
+
+def simplices(
+    logits: Tensor, vertices: int, temperatures: tuple[float, ...], dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """(N, L * V) to (temperatures, N, L * V). On a GPU the logits are read once for all temperatures."""
+    if not logits.is_cuda or importlib.util.find_spec("triton") is None:
+        return torch.stack([simplicial(logits, vertices, tau).to(dtype) for tau in temperatures])
+    return at_once(logits, vertices, temperatures, dtype)
+
+
+def at_once(logits: Tensor, vertices: int, temperatures: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    """``simplices`` by its kernel."""
+    import triton
+
+    from simplicia.evaluate.multi_temperature_kernel import softmaxes
+
+    logits = logits.contiguous()
+    out = torch.empty(len(temperatures), *logits.shape, dtype=dtype, device=logits.device)
+    count, pad = logits.numel() // vertices, triton.next_power_of_2(vertices)
+    block = max(1, TILE // pad)
+    scales = _inverse(temperatures, logits.device)
+    with torch.cuda.device_of(logits):  # a kernel runs on the current one
+        softmaxes[(triton.cdiv(count, block),)](
+            logits, out, scales, count, len(temperatures), vertices, pad, block
+        )
+    return out
+
+
+@functools.cache
+def _inverse(temperatures: tuple[float, ...], device: torch.device) -> Tensor:
+    """1 / temperature, infinite for 0."""
+    return 1 / torch.tensor(temperatures, device=device)

@@ -13,6 +13,7 @@ A set with some of the classes is classified among these alone.
 import time
 import zipfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from simplicia.data import datasets, folder
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import corruptions, transfer
-from simplicia.evaluate.features import check_classes, report_skipped
+from simplicia.evaluate.features import check_classes, check_labels, report_skipped
 from simplicia.evaluate.fitted_probe import FittedProbe
 from simplicia.evaluate.make_result import make_result
 from simplicia.evaluate.probe import ProbeSettings, fit, preset, preset_for, progress_bar
@@ -56,8 +57,7 @@ def robustness(
     """
     start = time.monotonic()
     settings = settings or preset(preset_for(train.name))
-    check_classes(train, test)
-    assert test.labels is not None
+    _, labels = check_classes(train, test)
     size = run.recipe.actual_decode_size
     test_sets = [OtherSet(path, train.classes, size) for path in others]  # fail before training
     probe = fit_probe(run, train, layer, temperature, settings, network, quiet)
@@ -70,7 +70,7 @@ def robustness(
         train,
         test,
         **probe.details,
-        **over_seeds(probe.correct(test.images, test.labels), len(test)),
+        **over_seeds(probe.correct(test.images, labels), len(test)),
         sets=rows,
         seconds=time.monotonic() - start,
     )
@@ -101,53 +101,48 @@ class OtherSet:
     """A folder to test on, checked on construction, before any training."""
 
     def __init__(self, path: Path, classes: tuple[str, ...], size: int):
-        self.path, self.size, self.name = path, size, path.resolve().name
-        self.classes, self.skipped = classes, 0
+        self.path, self.classes, self.size, self.skipped = path, classes, size, 0
         if not path.is_dir():
             raise UserError(
                 f"there is no folder {str(path)!r}; a test set is a folder of <class>/*, of "
                 "<corruption>/<severity>/<class>/*, or of <corruption>.npy with labels.npy"
             )
-        inside, severities = _folders(path), [str(s) for s in SEVERITIES]
-        self.corruptions = [c for c in inside if all((path / c / s).is_dir() for s in severities)]
         arrays = sorted(p.stem for p in path.glob("*.npy") if p.stem != "labels")
         if arrays or (path / "labels.npy").is_file():
             self.kind, self.corruptions = "arrays", arrays
             self._check_arrays()
-        elif self.corruptions:
-            self.kind = "corruption folders"
-            for c in self.corruptions:
-                for s in severities:
-                    self._class_folders(path / c / s)
-        else:
-            self.kind = "class folders"
-            self._class_folders(path)
+            return
+        folders = _folders(path)
+        self.corruptions = [c for c in folders if all((path / c / str(s)).is_dir() for s in SEVERITIES)]
+        self.kind = "corruption folders" if self.corruptions else "class folders"
+        for place in [path / c / str(s) for c in self.corruptions for s in SEVERITIES] or [path]:
+            self._class_folders(place)
 
     def measure(self, probe: FittedProbe, quiet: bool = True) -> dict[str, Any]:
         """The accuracy of a probe; for corrupted images the mean, and each corruption and severity."""
-        row: dict[str, Any] = {"set": self.name, "place": digest(str(self.path.resolve())), "kind": self.kind}
-        if self.kind != "class folders":
-            table = _measure_corruptions(self.corruptions, self._batches(), probe, quiet)
-            return {**row, **table, "skipped_files": self.skipped}
-        images, labels, among = self._read(self.path)
-        accuracy = over_seeds(probe.correct(images, labels, among), len(images))
-        row |= {"images": len(images), "classes": len(among), **accuracy, "skipped_files": self.skipped}
-        if len(among) < len(self.classes):
-            among_all = over_seeds(probe.correct(images, labels), len(images))
-            row |= {f"{key}_among_all": among_all[key] for key in ("accuracy", "standard_error")}
-        return row
+        resolved = self.path.resolve()
+        row: dict[str, Any] = {"set": resolved.name, "place": digest(str(resolved)), "kind": self.kind}
+        if self.corruptions:
+            row |= _measure_corruptions(self.corruptions, self._batches(), probe, quiet)
+        else:
+            images, labels, among = self._read(self.path)
+            accuracy = over_seeds(probe.correct(images, labels, among), len(images))
+            row |= {"images": len(images), "classes": len(among), **accuracy}
+            if len(among) < len(self.classes):
+                among_all = over_seeds(probe.correct(images, labels), len(images))
+                row |= {f"{key}_among_all": among_all[key] for key in ("accuracy", "standard_error")}
+        return row | {"skipped_files": self.skipped}
 
     def _batches(self) -> Iterator[Batch]:
+        """Each severity of each corruption."""
         for name in self.corruptions:
-            array = self._array(name) if self.kind == "arrays" else None
-            for severity in SEVERITIES:
-                if array is None:
-                    yield self._read(self.path / name / str(severity))
-                    continue
-                count = len(array) // 5
-                rows = slice((severity - 1) * count, severity * count)
-                pixels = torch.from_numpy(np.array(array[rows])).permute(0, 3, 1, 2).contiguous()
-                yield pixels, torch.from_numpy(self._array("labels")[rows].astype(np.int64)), None
+            if self.kind == "corruption folders":
+                yield from (self._read(self.path / name / str(severity)) for severity in SEVERITIES)
+                continue
+            severities = (np.split(self._array(each), 5) for each in (name, "labels"))
+            for pixels, labels in zip(*severities, strict=True):
+                images = torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).contiguous()
+                yield images, torch.from_numpy(labels.astype(np.int64)), None
 
     def _class_folders(self, path: Path) -> list[str]:
         names = _folders(path)
@@ -186,7 +181,7 @@ class OtherSet:
     def _check_arrays(self) -> None:
         labels, where = self._array("labels"), repr(str(self.path))
         if not self.corruptions:
-            raise UserError(f"{where} has labels.npy but no <corruption>.npy beside it")
+            raise UserError(f"{where} has labels.npy but no <corruption>.npy")
         for name in self.corruptions:
             array = self._array(name)
             fits = array.ndim == 4 and array.shape[3] == 3 and array.dtype == np.uint8
@@ -207,25 +202,21 @@ def measure_corruptions(
     probe: FittedProbe, test: ImageSet, seed: int = 0, quiet: bool = True
 ) -> dict[str, Any]:
     """Accuracy on the fifteen standard corruptions of the test images, rounded to 8 bits as files are."""
-    assert test.labels is not None
-    labels, device = test.labels, probe.run.device
+    labels, device = check_labels(test), probe.run.device
 
-    def batches() -> Iterator[Batch]:
-        for name in corruptions.names():
-            for severity in SEVERITIES:
-                g = torch.Generator(device).manual_seed(seed)
-                corrupted = (
-                    corruptions.corrupt(batch.to(device).float() / 255, name, severity, g)
-                    for batch in test.images.split(256)
-                )
-                pixels = torch.cat([(batch * 255).round().to(torch.uint8) for batch in corrupted])
-                yield pixels, labels, None
+    def corrupted(name: str, severity: int) -> Tensor:
+        g = torch.Generator(device).manual_seed(seed)
+        clean = (batch.to(device).float() / 255 for batch in test.images.split(256))
+        batches = (corruptions.corrupt(batch, name, severity, g) for batch in clean)
+        return torch.cat([(batch * 255).round().to(torch.uint8) for batch in batches])
 
+    names = corruptions.names()
+    batches = ((corrupted(name, severity), labels, None) for name in names for severity in SEVERITIES)
     return {
         "set": f"{test.name}, corrupted here",
         "kind": "made from the clean test images; frost is drawn; not the published files",
         "corruption_seed": seed,
-        **_measure_corruptions(corruptions.names(), batches(), probe, quiet),
+        **_measure_corruptions(names, batches, probe, quiet),
     }
 
 
@@ -233,18 +224,14 @@ def _measure_corruptions(
     names: list[str], batches: Iterator[Batch], probe: FittedProbe, quiet: bool
 ) -> dict[str, Any]:
     """Accuracy of each corruption and severity; the mean is over the standard ones if there are any."""
-    bar, done = Progress("corruptions", 5 * len(names), 0, quiet), 0
     rows: dict[str, list[float]] = {name: [] for name in names}
     images = 0
-    try:
-        for name in names:
-            for _ in SEVERITIES:
-                x, y, among = next(batches)
-                rows[name].append(over_seeds(probe.correct(x, y, among), len(x))["accuracy"])
-                images, done = images + len(x), done + 1
-                bar.update(done, f"{name} {rows[name][-1]:.1f} %")
-    finally:
-        bar.close()
+    with closing(Progress("corruptions", 5 * len(names), 0, quiet)) as bar:
+        for i, (x, y, among) in enumerate(batches):
+            name = names[i // 5]
+            rows[name].append(over_seeds(probe.correct(x, y, among), len(x))["accuracy"])
+            images += len(x)
+            bar.update(i + 1, f"{name} {rows[name][-1]:.1f} %")
     averaged = [name for name in names if name in corruptions.names()] or names
     return {
         "images": images,

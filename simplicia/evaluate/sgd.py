@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -72,17 +73,16 @@ def train(
     """
     generator = torch.Generator().manual_seed(seed)
     step = _Step(grids, features, classes, labels.device, momentum, nesterov)
+    steps = itertools.count()
     total = epochs * math.ceil(len(indices) / batch_size)
-    done = 0
     with fast_products(labels.device):
         for epoch in range(epochs):
             step.decay(0.1 ** sum(epoch >= share * epochs for share in DECAYS))
             order = indices[torch.randperm(len(indices), generator=generator).to(labels.device)]
             for batch in order.split(batch_size):
                 if cosine:
-                    step.decay((1 + math.cos(math.pi * done / total)) / 2)
+                    step.decay((1 + math.cos(math.pi * next(steps) / total)) / 2)
                 step(inputs(epoch, batch), labels[batch])
-                done += 1
             after_epoch()
     return step.probes
 
@@ -92,7 +92,7 @@ class _Step:
 
     Products of 16-bit inputs are taken in 16 bits, whose 10-bit mantissa is that of TF32, and summed in 32;
     the gradient of the weights is written in 16 bits, and the weights stay in 32. On a GPU a step on few
-    features takes longer to launch than to compute, so it is recorded once and replayed.
+    features takes longer to launch than to compute, so the fourth is recorded as a graph and replayed.
     """
 
     def __init__(
@@ -101,82 +101,60 @@ class _Step:
         features: int,
         classes: int,
         device: torch.device,
-        momentum: float,
-        nesterov: bool,
+        *rule: Any,  # momentum, nesterov
     ):
-        shape = len(grids), features, len(grids[0]) * classes
-        self.probes = Probes(
-            torch.zeros(shape, device=device), torch.zeros(shape[0], 1, shape[2], device=device)
-        )
+        columns = len(grids[0]) * classes
+        zeros = (torch.zeros(len(grids), rows, columns, device=device) for rows in (features, 1))
+        self.probes = Probes(*zeros)
         self.half: Tensor | None = None  # a copy of the weights in 16 bits
         self.velocities = tuple(torch.zeros_like(p) for p in self.probes)
-        columns = torch.tensor(grids, device=device).repeat_interleave(classes, 1)[:, None]  # (T, 1, C, 3)
-        self.lr, l1, l2 = columns.unbind(-1)
+        rates = torch.tensor(grids, device=device).repeat_interleave(classes, 1)[:, None]  # (T, 1, C, 3)
+        self.lr, *penalties = rates.unbind(-1)
         self.rate = self.lr.clone()
-        self.penalties = [p if bool(p.any()) else None for p in (l1, l2)]
-        self.classes, self.momentum, self.nesterov = classes, momentum, nesterov
+        self.penalties = [p if bool(p.any()) else None for p in penalties]
+        self.classes, self.rule = classes, rule
         self.error, self.update = compiled(_error, device), compiled(_update, device)
-        self.record: _Record | None = None
-        self.first = True
+        self.inputs: tuple[Tensor, Tensor] | None = None  # the graph reads from here
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.calls = 0
 
     def decay(self, factor: float) -> None:
         torch.mul(self.lr, factor, out=self.rate)
 
     def __call__(self, x: Tensor, labels: Tensor) -> None:
-        if self.first:
-            self.first = False
-            if x.dtype == torch.half:
-                self.half = self.probes.weight.half()
-            if x.is_cuda and x.nbytes <= RECORDED_BYTES:
-                self.record = _Record(x, labels)
-        if self.record is not None and self.record.takes(x, labels):
-            self.record.run(self._take, x, labels)
-        else:
+        if self.half is None and x.dtype == torch.half:
+            self.half = self.probes.weight.half()
+        if x.is_cuda and x.nbytes <= RECORDED_BYTES and self.inputs is None:
+            self.inputs = torch.empty_like(x), torch.empty_like(labels)
+        if self.inputs is None or self.inputs[0].shape != x.shape:  # the last batch of an epoch is smaller
             self._take(x, labels)
+            return
+        self.calls += 1
+        if self.calls <= 3:  # until everything is compiled and warm
+            self._take(x, labels)
+            return
+        for recorded, given in zip(self.inputs, (x, labels), strict=True):
+            recorded.copy_(given)
+        if self.graph is None:
+            self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(x.device)
+            with torch.cuda.device(x.device), torch.cuda.graph(self.graph, stream=stream):
+                self._take(*self.inputs)
+        self.graph.replay()
 
     def _take(self, x: Tensor, labels: Tensor) -> None:
         weight, bias = self.probes
         probes = self.probes if self.half is None else Probes(self.half, bias)
         scale = 1 if self.half is None else SCALE
         error = self.error(probes.scores(x), labels, self.classes, scale)
-        gradient, rule = _gradient(x, error, weight), (scale, self.momentum, self.nesterov)
+        gradient, rule = _gradient(x, error, weight), (scale, *self.rule)
         bias_gradient = error.sum(1, True)
         self.update(weight, self.velocities[0], gradient, self.rate, *self.penalties, *rule, self.half)
         _update(bias, self.velocities[1], bias_gradient, self.rate, None, None, *rule)
 
 
-class _Record:
-    """A function of GPU tensors that is recorded at its fourth call and then replayed as one graph."""
-
-    def __init__(self, *inputs: Tensor):
-        self.inputs = tuple(map(torch.empty_like, inputs))  # the graph reads from here
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.calls = 0
-
-    def takes(self, *inputs: Tensor) -> bool:
-        """Whether inputs have the recorded shapes; the last batch of an epoch may not."""
-        return all(mine.shape == x.shape for mine, x in zip(self.inputs, inputs, strict=True))
-
-    def run(self, function: Callable[..., None], *inputs: Tensor) -> None:
-        self.calls += 1
-        if self.calls <= 3:  # until everything is compiled and warm
-            function(*inputs)
-            return
-        for mine, x in zip(self.inputs, inputs, strict=True):
-            mine.copy_(x)
-        if self.graph is None:
-            device = inputs[0].device
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.device(device), torch.cuda.graph(self.graph, stream=torch.cuda.Stream(device)):
-                function(*self.inputs)
-        self.graph.replay()
-
-
 @torch.no_grad()
-def correct(
-    probes: Probes, batches: Iterable[Tensor], labels: Tensor, classes: int, top: int = 5
-) -> tuple[Tensor, Tensor]:
-    """Count the images each probe gets right, (temperatures, probes): top-1 and top-``top``."""
+def correct(probes: Probes, batches: Iterable[Tensor], labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Count the images each probe gets right, (temperatures, probes): top-1 and top-5."""
     count = probes.weight.shape[-1] // classes
     first = torch.zeros(len(probes.weight), count, dtype=torch.long, device=labels.device)
     among = torch.zeros_like(first)
@@ -188,7 +166,7 @@ def correct(
             scores = probes.scores(x).unflatten(-1, (count, classes))  # (T, batch, probes, classes)
             truth = labels[start : start + scores.shape[1], None]
             first += (scores.argmax(-1) == truth).sum(1)
-            among += (scores.topk(min(top, classes)).indices == truth[..., None]).any(-1).sum(1)
+            among += (scores.topk(min(5, classes)).indices == truth[..., None]).any(-1).sum(1)
             start += scores.shape[1]
     return first, among
 
@@ -243,19 +221,12 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     most = min(16, features // 1024, 8192 // columns)
     fitting = (n for n in range(most, 1, -1) if features % (8 * n) == 0)  # loads are 16 bytes wide
     parts = next(fitting, 1)
-    return torch.stack(
-        [
-            _wide(a.unflatten(-1, (parts, -1)).transpose(0, 1), b.unflatten(0, (parts, -1))).sum(0)
-            for a, b in zip(x, weight, strict=True)
-        ]
-    )
-
-
-def _wide(a: Tensor, b: Tensor) -> Tensor:
-    """The products of two stacks of 16-bit matrices in 32 bits."""
-    if a.is_cuda and hasattr(torch.ops.aten.bmm, "dtype"):
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
+    stacks = x.unflatten(-1, (parts, -1)).transpose(1, 2), weight.unflatten(1, (parts, -1))
+    if x.is_cuda and hasattr(torch.ops.aten.bmm, "dtype"):
+        products = [torch.bmm(a, b, out_dtype=torch.float32) for a, b in zip(*stacks, strict=True)]
+    else:
+        products = [a.float() @ b.float() for a, b in zip(*stacks, strict=True)]
+    return torch.stack([product.sum(0) for product in products])
 
 
 def _gradient(x: Tensor, error: Tensor, weight: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ again on all training images (validation included) and tested once; SEM as one-h
 """
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from simplicia.errors import UserError
 from simplicia.evaluate import logistic
 from simplicia.evaluate.features import (
     check_classes,
+    check_labels,
     encoder_features,
     load_labelled,
     report_skipped,
@@ -67,10 +69,10 @@ class Splits(NamedTuple):
     test: ImageSet
     val_is_own: bool  # the set's own val split, not a share of its training images
 
-    def check(self) -> None:
-        """Raise a UserError unless the splits have the same classes."""
+    def check(self) -> Tensor:
+        """The labels of the test images; a UserError unless the splits have the same classes."""
         check_classes(self.train, self.val)
-        check_classes(self.train, self.test)
+        return check_classes(self.train, self.test)[1]
 
     def details(self) -> dict[str, Any]:
         """What a result says about the splits."""
@@ -84,19 +86,13 @@ class Splits(NamedTuple):
 
 
 def load_splits(
-    run: Run | Recipe,
-    data: str | None = None,
-    data_dir: str | None = None,
-    share: float = 0.1,
-    seed: int = 0,
+    run: Run | Recipe, data: str | None = None, data_dir: str | None = None, share: float = 0.1, seed: int = 0
 ) -> Splits:
     """Load train, val and test images; a data set without a val split holds out a share of train."""
     recipe = run.recipe if isinstance(run, Run) else run
     train, test = load_labelled(recipe, data, data_dir)
-    name = data or recipe.data
-    val = datasets.validation(
-        name, data_dir or recipe.data_dir, datasets.decoded_size(name, recipe.actual_decode_size)
-    )
+    name, directory = data or recipe.data, data_dir or recipe.data_dir
+    val = datasets.validation(name, directory, datasets.decoded_size(name, recipe.actual_decode_size))
     if val is None:
         return Splits(*datasets.split(train, share, seed), test, False)
     report_skipped(val.name, val.skipped)
@@ -124,28 +120,6 @@ def default_layer(run: Run, layer: str | None, temperature: float | None = None)
     return run.check_layer(layer or last, temperature)
 
 
-class Chosen(NamedTuple):
-    """A classifier fitted at the regulariser with the best validation accuracy."""
-
-    fit: Fit
-    regulariser: float
-    solver: str
-    path: list[dict[str, Any]]  # per regulariser: its validation accuracy, and whether its fit converged
-
-    def details(self) -> dict[str, Any]:
-        """What a result says about the choice."""
-        return {
-            "selected": {"regulariser": self.regulariser},
-            "regulariser": self.regulariser,
-            "validation_accuracy": max(row["validation_accuracy"] for row in self.path),
-            "solver": self.solver,
-            "converged": self.fit.converged,
-            "loss": self.fit.loss,
-            "weight_norm": self.fit.weight.norm().item(),
-            "path": self.path,
-        }
-
-
 def choose(
     train: Matrix,
     train_labels: Tensor,
@@ -154,33 +128,37 @@ def choose(
     classes: int,
     settings: TransferSettings,
     quiet: bool = True,
-) -> Chosen:
+) -> tuple[Fit, dict[str, Any]]:
     """Fit every regulariser on train, choose on val, and fit the chosen one on both.
 
-    Among equal accuracies, choose the stronger regulariser.
+    Among equal accuracies, choose the stronger regulariser. Also returns what a result says about the choice;
+    its ``path`` has a row per regulariser.
     """
     path = settings.path()
     train_labels, val_labels = train_labels.to(train.device), val_labels.to(train.device)
-    bar = Progress("regularisers", len(path), 0, quiet)
     rows: list[dict[str, Any]] = []
-    try:
-        scores = logistic.validation_accuracies(
-            train, train_labels, classes, path, val, val_labels, solver=settings.solver
-        )
+    fit_on = train, train_labels, classes, path
+    scores = logistic.validation_accuracies(*fit_on, val, val_labels, settings.solver)
+    with closing(Progress("regularisers", len(path), 0, quiet)) as bar:
         for regulariser, (accuracy, converged) in zip(path, scores, strict=True):
             row = {"regulariser": regulariser, "validation_accuracy": 100 * accuracy, "converged": converged}
             rows.append(row)
             bar.update(len(rows), f"{regulariser:.1e}: {100 * accuracy:.1f} %")
-    finally:
-        bar.close()
     best = max(range(len(rows)), key=lambda i: (rows[i]["validation_accuracy"], -i))
     both = train.join(val)  # type: ignore[arg-type]
     labels = torch.cat([train_labels, val_labels])
-    del train, val, scores  # may be gigabytes
+    del train, val, scores, fit_on  # may be gigabytes
     warm_up = [*path[:best:4], path[best]]  # weak regularisers converge faster from stronger ones
     *_, fitted = logistic.fit(both, labels, classes, warm_up, settings.solver)
-    solver = logistic.choose_solver(both, labels, classes, settings.solver)
-    return Chosen(fitted, path[best], solver, rows)
+    return fitted, {
+        "selected": {"regulariser": path[best]},
+        **rows[best],
+        "solver": logistic.choose_solver(both, labels, classes, settings.solver),
+        "converged": fitted.converged,
+        "loss": fitted.loss,
+        "weight_norm": fitted.weight.norm().item(),
+        "path": rows,
+    }
 
 
 def fit(
@@ -194,24 +172,16 @@ def fit(
     quiet: bool = True,
 ) -> FittedProbe:
     """``choose`` on a run's features of train and val images."""
-    assert train.labels is not None and val.labels is not None
     classes = len(train.classes)
-    chosen = choose(
-        features(run, train.images, layer, temperature, network),
-        train.labels,
-        features(run, val.images, layer, temperature, network),
-        val.labels,
-        classes,
-        settings,
-        quiet,
-    )
-    classifier = Probes(chosen.fit.weight[None], chosen.fit.bias[None, None])
+    x, held = (features(run, images.images, layer, temperature, network) for images in (train, val))
+    labels, held_labels = check_labels(train), check_labels(val)
+    (weight, bias, *_), details = choose(x, labels, held, held_labels, classes, settings, quiet)
+    classifier = Probes(weight[None], bias[None, None])
     temperature = sem_temperature(run, layer, temperature, network)
-    details = {
+    details |= {
         "network": network,
         "layer": layer,
         "temperature": temperature,
-        **chosen.details(),
         "validation_images": len(val),
         "seeds": [settings.seed],
         "changed": changed_settings(settings),
@@ -232,14 +202,13 @@ def transfer(
     start = time.monotonic()
     settings = settings or TransferSettings()
     settings.validate()
-    sets.check()
+    labels = sets.check()
     layer = default_layer(run, layer, temperature)
     probe = fit(run, sets.train, sets.val, layer, temperature, settings, network, quiet)
-    assert sets.test.labels is not None
     values = {
         **probe.details,
         **sets.details(),
-        **accuracies(probe.predict(sets.test.images)[0].cpu(), sets.test.labels),
+        **accuracies(probe.predict(sets.test.images)[0].cpu(), labels),
         "seeds": [] if sets.val_is_own else [settings.seed],
         "seconds": time.monotonic() - start,
     }

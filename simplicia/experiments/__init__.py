@@ -5,19 +5,9 @@
 """
 
 # isort: off
-from simplicia.experiments import cifar, internals, imagenet, extra  # registers them in the order of the page
+from simplicia.experiments import cifar, internals, imagenet, extra  # noqa: F401 (registers them in page order)
 
 # isort: on
 from simplicia.experiments.experiment import EXPERIMENTS, Cell, Experiment, experiment, get
 
-__all__ = [
-    "EXPERIMENTS",
-    "Cell",
-    "Experiment",
-    "cifar",
-    "experiment",
-    "extra",
-    "get",
-    "imagenet",
-    "internals",
-]
+__all__ = ["EXPERIMENTS", "Cell", "Experiment", "experiment", "get"]

@@ -95,32 +95,20 @@ def tau_downstream() -> Iterator[Cell]:
         yield Cell(f"RN-50 L={n}", "byol-sem", simplices(n), resnet50(), "probe_each", SEM)
 
 
-def sem_and_base(name: str, changes: dict[str, Any]) -> Iterator[Cell]:
-    """One run with SEM, probed after the softmax at temperature 1, before it, and at the encoder."""
-    for part, options in (("f_SEM", at(1.0)), ("f_base", EMBEDDER), ("encoder", ENCODER)):
-        yield Cell(f"{name}, {part}", changes=changes, options=options)
+def size_sweep(letter: str, words: str, setting: str, counts: tuple[int, ...]) -> None:
+    """SEM of each size, probed after the softmax at temperature 1, before it, and at the encoder."""
+    title = f"f_SEM and f_base as the number of {words} grows, temperature 1"
+    figure = Figure(f"{words}, {letter}", rf"{letter}=(\d+), ")
+
+    @experiment(f"{letter}-sweep", title, columns=LAYER, figure=figure)
+    def cells() -> Iterator[Cell]:
+        for n in counts:
+            for part, options in (("f_SEM", at(1.0)), ("f_base", EMBEDDER), ("encoder", ENCODER)):
+                yield Cell(f"{letter}={n}, {part}", changes={setting: n}, options=options)
 
 
-@experiment(
-    "L-sweep",
-    "f_SEM and f_base as the number of simplices grows, temperature 1",
-    columns=LAYER,
-    figure=Figure("simplices, L", r"L=(\d+), "),
-)
-def l_sweep() -> Iterator[Cell]:
-    for n in SIMPLICES:
-        yield from sem_and_base(f"L={n}", simplices(n))
-
-
-@experiment(
-    "V-sweep",
-    "f_SEM and f_base as the number of vertices grows, temperature 1",
-    columns=LAYER,
-    figure=Figure("vertices, V", r"V=(\d+), "),
-)
-def v_sweep() -> Iterator[Cell]:
-    for n in VERTICES:
-        yield from sem_and_base(f"V={n}", {"sem.vertices": n})
+size_sweep("L", "simplices", "sem.simplices", SIMPLICES)
+size_sweep("V", "vertices", "sem.vertices", VERTICES)
 
 
 @experiment("embedder-bn", "BatchNorm in the embedder and weight decay, BYOL + SEM", columns=TEMPERATURE)

@@ -1,11 +1,11 @@
 """The time a command has, and signals that end it."""
 
+import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from simplicia.errors import Interrupted, Unfinished
 
@@ -27,7 +27,7 @@ class Clock:
 
     def __init__(self, minutes: float | None = None):
         self.minutes = minutes
-        seconds = float("inf") if minutes is None else 60 * minutes
+        seconds = math.inf if minutes is None else 60 * minutes
         self.end = time.monotonic() + seconds
         self.save_margin = min(45, seconds / 10)  # to write the last checkpoint
         self.startup = min(90, seconds / 7)  # to compile the first step
@@ -40,8 +40,7 @@ class Clock:
             raise Unfinished(f"too little time is left for {purpose}")
 
     def need_training(self) -> None:
-        if self.minutes is not None:
-            self.need(self.save_margin + self.startup, "training")
+        self.need(self.save_margin + self.startup, "training")
         self.used = True
 
     @contextmanager
@@ -51,47 +50,45 @@ class Clock:
         A measurement that was the first work of its command would not fit the next time either: TooLong.
         """
         first, self.used = not self.used, True
-        alarms = [signal.SIGALRM] if hasattr(signal, "SIGALRM") else []  # Windows has none
+        alarm = getattr(signal, "SIGALRM", None)  # Windows has none
         try:
             self.need(least, "a measurement")
-            with _raise_stop(alarms, self.end - self.exit_margin):
+            with _raise_stop(*() if alarm is None else (alarm,), alarm_at=self.end - self.exit_margin):
                 yield
-            return
-        except Unfinished:
-            if not first:
+        except (Unfinished, Stop) as stop:
+            if isinstance(stop, Stop) and stop.number != alarm:
                 raise
-        except Stop as stop:
-            if stop.number not in alarms:
-                raise
-            if not first:
+            if first:
+                reason = f"its measurement takes more than {self.minutes:g} minutes; give more --minutes"
+                raise TooLong(reason) from None
+            if isinstance(stop, Stop):
                 raise Unfinished("the time was up before a measurement was done") from None
-        raise TooLong(f"its measurement takes more than {self.minutes:g} minutes; give more --minutes")
+            raise
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
     """Turn Ctrl-C and SIGTERM into Interrupted, also between and after trainings."""
     try:
-        with _raise_stop([signal.SIGINT, signal.SIGTERM]):
+        with _raise_stop(signal.SIGINT, signal.SIGTERM):
             yield
     except Stop as stop:
         raise Interrupted("stopped", stop.number) from None
 
 
 @contextmanager
-def _raise_stop(numbers: Sequence[int], ring: float = float("inf")) -> Iterator[None]:
-    """Signals raise Stop inside; an alarm rings at a time. Python allows this in the main thread only."""
-    before: dict[int, Any] = {}
+def _raise_stop(*numbers: int, alarm_at: float = math.inf) -> Iterator[None]:
+    """Raise Stop inside on these signals. Python allows this in the main thread only."""
 
     def stop(number: int, _: object) -> None:
         raise Stop(number)
 
-    if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, stop) for number in numbers}
-    timed = bool(before) and ring < float("inf")
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stop) for number in numbers if is_main}
+    timed = bool(before) and alarm_at < math.inf
     try:
         if timed:
-            signal.setitimer(signal.ITIMER_REAL, max(ring - time.monotonic(), 1e-3))
+            signal.setitimer(signal.ITIMER_REAL, max(alarm_at - time.monotonic(), 1e-3))
         yield
     finally:
         if timed:

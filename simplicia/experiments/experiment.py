@@ -135,7 +135,7 @@ class Plan:
     def changes(self) -> dict[str, Any]:
         """Settings that differ from the named recipe's, apart from epochs, batch size, seed and data."""
         named, planned = (flat(as_dict(r)) for r in (recipes.get(self.name), self.recipe))
-        apart = ("name", "data", "epochs", "batch_size", "seed")
+        apart = ("name", "data", "data_dir", "epochs", "batch_size", "seed")
         return {k: v for k, v in planned.items() if k not in apart and v != named.get(k)}
 
     @property
@@ -153,7 +153,12 @@ class Plan:
 
 
 def plan(
-    cell: Cell, data: str, seed: int = 0, epochs: int | None = None, batch_size: int | None = None
+    cell: Cell,
+    data: str,
+    seed: int = 0,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    data_dir: str | None = None,
 ) -> Plan:
     """The run of a cell on a data set or a folder of images."""
     assert cell.recipe is not None
@@ -161,5 +166,6 @@ def plan(
     name = f"{data}-{cell.recipe}" if named else cell.recipe
     changes: dict[str, Any] = {**cell.changes, **(cell.cifar_changes if data in CIFAR else {}), "seed": seed}
     changes |= {} if named else {"data": data}
-    changes |= {k: v for k, v in (("epochs", epochs), ("batch_size", batch_size)) if v is not None}
+    given = {"epochs": epochs, "batch_size": batch_size, "data_dir": data_dir}
+    changes |= {name: value for name, value in given.items() if value is not None}
     return Plan(name, with_changes(recipes.get(name), changes).checked())

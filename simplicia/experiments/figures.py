@@ -9,7 +9,7 @@ from typing import Any
 from simplicia.errors import UserError
 from simplicia.experiments.experiment import Experiment
 from simplicia.experiments.store import CellResult
-from simplicia.experiments.tables import Pair, longest_pairs
+from simplicia.experiments.tables import longest_pairs
 from simplicia.report.plots import Axis, Chart, Note, Series, check_suffix, save
 from simplicia.report.plots.chart import GREY
 
@@ -83,18 +83,14 @@ def pair_chart(experiment: Experiment, rows: list[CellResult]) -> Chart:
     )
     for y, both in enumerate(methods.values()):
         means = [statistics.mean(r.accuracy or 0 for r in seeds) for seeds in zip(*both, strict=True)]
-        label = "" if y else _label(methods, both)
+        several = ", of several seeds the mean" if any(len(seeds) > 1 for seeds in methods.values()) else ""
+        label = "" if y else f"{both[0][0].epochs} epochs{several}"
         _add_bar(chart, means, y - (0.15 if experiment.in_paper else 0), 0, label)
         papers = [row.paper for row in both[0] if row.paper is not None]
         if len(papers) == 2:
             first = all(series.colour != GREY for series in chart.series)
             _add_bar(chart, papers, y + 0.2, GREY, f"the paper, {experiment.epochs} epochs" if first else "")
     return chart
-
-
-def _label(methods: dict[str, list[Pair]], both: list[Pair]) -> str:
-    several = any(len(seeds) > 1 for seeds in methods.values())
-    return f"{both[0][0].epochs} epochs{', of several seeds the mean' if several else ''}"
 
 
 def _add_bar(chart: Chart, ends: list[float], y: float, colour: int, label: str) -> None:

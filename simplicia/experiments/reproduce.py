@@ -42,10 +42,16 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
     with stoppable():
         for number, job in enumerate(jobs, 1):
             name = job.cell.name
-            session.runner.say(f"{experiment.name}, cell {number} of {len(jobs)}: {name}, seed {job.seed}")
-            failure = _measure(session, job)
-            if failure is not None:
-                _report(session, name, failure, repeated=bool(problems) and problems[-1][1] == failure)
+            session.say(f"{experiment.name}, cell {number} of {len(jobs)}: {name}, seed {job.seed}")
+            if (failure := _measure(session, job)) is not None:
+                is_known = any(failure == before for _, before in problems[-1:])
+                reason = ", for the same reason" if is_known else f": {failure.reason}"
+                if failure.kind == "busy":
+                    session.say(f"{name} is left to the process that works on it")
+                elif failure.kind == "unprepared":
+                    session.say(f"{name} is skipped{reason}", "yellow")
+                else:
+                    session.say(f"{name} failed: {failure.reason}", "yellow")
                 problems.append((name, failure))
             elif job.plan is not None:
                 left[job.folder] -= 1
@@ -60,7 +66,7 @@ def _measure(session: Session, job: Job) -> Failure | None:
     """Measure a cell and store its results, or why there are none."""
     if not session.options.retry and (reason := _failed_before(session, job)) is not None:
         return Failure("failed", f"{reason} (it failed before; --retry tries it again)")
-    rows = session.runner.attempt(lambda: MEASURES[job.cell.measure](job, **job.cell.options))
+    rows = session.attempt(lambda: MEASURES[job.cell.measure](job, **job.cell.options))
     if not isinstance(rows, Failure):
         store.put(session.path, rows)
         return None
@@ -88,23 +94,12 @@ def _failed_before(session: Session, job: Job) -> str | None:
     return None
 
 
-def _report(session: Session, name: str, failure: Failure, repeated: bool) -> None:
-    say = session.runner.say
-    if failure.kind == "busy":
-        say(f"{name} is left to the process that works on it")
-    elif failure.kind == "unprepared":
-        say(f"{name} is skipped{', for the same reason' if repeated else f': {failure.reason}'}", "yellow")
-    else:
-        say(f"{name} failed: {failure.reason}", "yellow")
-
-
 def _raise_problems(problems: list[tuple[str, Failure]], count: int) -> None:
     for _, failure in problems:
         if failure.kind == "busy":
             raise Unfinished(failure.reason)
-    unprepared = [failure for _, failure in problems if failure.kind == "unprepared"]
-    if problems and len(unprepared) == count:
-        raise UserError(unprepared[0].reason)
+    if problems and [failure.kind for _, failure in problems] == ["unprepared"] * count:
+        raise UserError(problems[0][1].reason)
     if problems:
         reasons = "; ".join(f"{name}: {failure.reason}" for name, failure in problems)
         raise Failed(f"{len(problems)} of {count} cells could not be measured: {reasons}")

@@ -7,6 +7,7 @@ at once, so a command that was killed continues where it was. Other processes ma
 import gc
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,12 +20,15 @@ from simplicia.api import pretrain
 from simplicia.errors import Busy, Diverged, UserError
 from simplicia.experiments.clock import Clock, TooLong
 from simplicia.progress import Progress
+from simplicia.provenance import commit, versions
 from simplicia.result import Record
 from simplicia.run import Run, load
 from simplicia.train import checkpoint, run_dir
 from simplicia.train.recipe import Recipe, read_yaml
 
 T = TypeVar("T")
+Kind = Literal["busy", "unprepared", "diverged", "too long", "failed"]
+OnOnline = Callable[[int, dict[str, float]], None]  # (epoch, accuracies of the online probes)
 
 
 class Unprepared(UserError):
@@ -35,23 +39,32 @@ class Unprepared(UserError):
 class Failure:
     """Why a job has no result."""
 
-    kind: Literal["busy", "unprepared", "diverged", "too long", "failed"]
+    kind: Kind
     reason: str
 
 
-def classify(error: Exception) -> Failure | None:
-    """The failure that an exception stands for; None if it ends the command: a bug, a stop, no time left."""
-    if isinstance(error, Busy):
-        return Failure("busy", str(error))
-    if isinstance(error, Unprepared):
-        return Failure("unprepared", str(error))
-    if isinstance(error, Diverged):
-        return Failure("diverged", str(error))
-    if isinstance(error, TooLong):
-        return Failure("too long", str(error))
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return Failure("failed", "the device is out of memory")
-    return Failure("failed", str(error)) if isinstance(error, UserError) else None
+FAILURES: dict[type[Exception], Kind] = {  # the first that matches
+    Busy: "busy",
+    Unprepared: "unprepared",
+    Diverged: "diverged",
+    TooLong: "too long",
+    UserError: "failed",
+    torch.OutOfMemoryError: "failed",
+    MemoryError: "failed",
+}
+
+
+@dataclass
+class RunnerOptions:
+    """How one command trains and measures runs."""
+
+    device: str = "auto"
+    engine: str = "auto"
+    minutes: float | None = None  # stop by itself after so many
+    probe_minutes: float = 3.0  # start no measurement with less left
+    keep: int = 1  # checkpoints of each run
+    note: str | None = None  # stored with everything trained and measured now
+    quiet: bool = False
 
 
 @dataclass
@@ -67,30 +80,19 @@ class Measurement(Record):
 class Runner:
     """Trains and measures runs for one command."""
 
-    def __init__(
-        self,
-        device: str = "auto",
-        engine: str = "auto",
-        minutes: float | None = None,  # of the command
-        probe_minutes: float = 0.0,  # start no measurement with less left
-        keep: int = 1,  # checkpoints of each run
-        note: str | None = None,  # stored with everything trained and measured
-        quiet: bool = False,
-    ):
-        self.device, self.engine, self.quiet = device, engine, quiet
-        self.clock, self.probe_minutes = Clock(minutes), probe_minutes
-        self.keep, self.note = keep, note
-        self.say = Progress("", 1, 0, quiet).say
+    def __init__(self, options: RunnerOptions):
+        self.settings, self.clock = options, Clock(options.minutes)
+        self.say = Progress("", 1, 0, options.quiet).say
         self._loaded: Run | None = None
 
     def attempt(self, work: Callable[[], T]) -> T | Failure:
-        """The result of a job, or why there is none."""
+        """The result of a job, or why there is none; other exceptions end the command."""
         try:
             return work()
-        except Exception as error:
-            failure = classify(error)
-            if failure is None:
-                raise
+        except tuple(FAILURES) as error:
+            kind = next(kind for cls, kind in FAILURES.items() if isinstance(error, cls))
+            no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+            failure = Failure(kind, "the device is out of memory" if no_memory else str(error))
         self.release()  # after the traceback, which holds tensors
         return failure
 
@@ -102,7 +104,7 @@ class Runner:
         asked: dict[str, Any],
         measure: Callable[[Run], Record | dict[str, Any]],
         prepare: Callable[[], None] = lambda: None,
-        on_online: Callable[[int, dict[str, float]], None] | None = None,
+        on_online: OnOnline | None = None,
     ) -> Measurement:
         """The measurement ``name`` of the run in a folder: as stored if the same was asked, or made now.
 
@@ -121,11 +123,10 @@ class Runner:
             if (stored := _stored(folder, name, asked)) is not None:  # by another process meanwhile
                 return stored
             self.train(folder, recipe, on_online)
-            with self.clock.measuring(60 * self.probe_minutes):
-                result = measure(self.load(folder))
-            values = result.to_json() if isinstance(result, Record) else result
-            if self.note is not None:
-                values = {**values, "note": self.note}
+            with self.clock.measuring(60 * self.settings.probe_minutes):
+                values = _timed(measure, self.load(folder))
+            if self.settings.note is not None:
+                values["note"] = self.settings.note
             measurement = Measurement.from_json({**values, "asked": asked})
             measurement.write(folder / "results" / f"{name}.json")
         return measurement
@@ -134,7 +135,7 @@ class Runner:
         self,
         folder: Path,
         recipe: Recipe,
-        on_online: Callable[[int, dict[str, float]], None] | None = None,
+        on_online: OnOnline | None = None,
     ) -> None:
         """Train a run to its end, from its newest checkpoint if it has one."""
         if is_trained(folder):
@@ -150,13 +151,13 @@ class Runner:
             read_yaml(path) if path.exists() else recipe,
             out=folder,
             resume=True,
-            device=self.device,
-            engine=self.engine,
-            quiet=self.quiet,
-            keep=self.keep,
+            device=self.settings.device,
+            engine=self.settings.engine,
+            quiet=self.settings.quiet,
+            keep=self.settings.keep,
             deadline=self.clock.end,
             save_margin=self.clock.save_margin,
-            note=self.note,
+            note=self.settings.note,
             on_online=on_online,
             **changes,
         )
@@ -165,7 +166,7 @@ class Runner:
         """The run in a folder; the last one stays in memory."""
         if self._loaded is None or self._loaded.path != folder:
             self.release()
-            self._loaded = load(folder, self.device)
+            self._loaded = load(folder, self.settings.device)
         return self._loaded
 
     def release(self) -> None:
@@ -194,6 +195,17 @@ def is_trained(folder: Path) -> bool:
     """Whether a run was trained to its end and still has its weights."""
     state = finished(folder)
     return state is not None and not state.get("dropped")
+
+
+def _timed(measure: Callable[[Run], Record | dict[str, Any]], run: Run) -> dict[str, Any]:
+    """The values of a measurement; those of an analysis get their seconds, device, weights and versions."""
+    start = time.monotonic()
+    result = measure(run)
+    if isinstance(result, Record):
+        return result.to_json()
+    about: dict[str, Any] = versions(run.device)
+    about |= {"probe_seconds": time.monotonic() - start, "probe_device": about.pop("device")}
+    return {**result, **about, "pretrain_step": run.step, "run_id": run.state.get("id"), "commit": commit()}
 
 
 def _stored(folder: Path, name: str, asked: dict[str, Any]) -> Measurement | None:

@@ -16,9 +16,9 @@ from simplicia.devices import choose
 from simplicia.errors import Busy, Interrupted, UserError
 from simplicia.evaluate.probe import probe
 from simplicia.experiments.clock import stoppable
-from simplicia.experiments.runner import Failure, Measurement, Runner
+from simplicia.experiments.runner import Failure, Measurement, Runner, RunnerOptions
 from simplicia.experiments.sweep_outcome import SweepResult, collect, draw
-from simplicia.experiments.sweep_plan import Plan, Range, make_plan, resume_plan
+from simplicia.experiments.sweep_plan import Plan, Range, check_same, make_plan
 from simplicia.provenance import versions
 from simplicia.result import Result
 from simplicia.run import Run
@@ -57,19 +57,20 @@ def sweep(
     folder = _folder(recipe if isinstance(recipe, str) else recipe.name, out, resume)
     asked: dict[str, Any] = {"grid": grid, "search": search, "temperatures": temperatures}
     asked |= {"probe_epochs": probe_epochs, "prune": prune}
-    plan = None if (folder / DATABASE).exists() else make_plan(recipe, changes, **asked)
+    if not (folder / DATABASE).exists():
+        make_plan(recipe, changes, asked)  # reports wrong input before anything is created
     folder.mkdir(parents=True, exist_ok=True)
     with run_dir.lock(folder, "lock"):
         study = _study(folder)
-        if (stored := study.user_attrs.get("plan")) is not None:
-            plan = resume_plan(Plan.from_dict(stored), recipe, changes, folder, **asked)
-        else:
-            plan = plan or make_plan(recipe, changes, **asked)
-            study.set_user_attr("plan", plan.as_dict())
+        stored = Plan.from_dict(study.user_attrs["plan"]) if "plan" in study.user_attrs else None
+        plan = make_plan(recipe, changes, asked, stored)
+        if stored is not None:
+            check_same(plan, stored, recipe, folder)
+        study.set_user_attr("plan", plan.as_dict())
         images = _split(plan.recipe, download)
         sizes, about = (len(images[0]), len(images[1])), versions(choose(device))
         del images
-        runner = Runner(device, engine, keep=checkpoint.KEEP, quiet=quiet)
+        runner = Runner(RunnerOptions(device, engine, keep=checkpoint.KEEP, quiet=quiet))
         count = _prepare(study, plan, trials)
         try:
             with stoppable():

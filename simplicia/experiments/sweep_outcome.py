@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from simplicia.experiments.sweep_plan import Plan
+from simplicia.experiments.sweep_plan import Plan, is_number
 from simplicia.files import atomic_write
 from simplicia.report.plots import Axis, Chart, Series, save
 from simplicia.result import Record
@@ -91,28 +91,25 @@ def draw(result: SweepResult, path: Path) -> None:
     """
     trials = [trial for trial in result.trials if trial.validation_accuracy is not None]
     names, title = result.settings, result.plan["recipe"]["name"]
-    if not names:
-        charts = [_temperature_chart(trials[0])]
+    if not names:  # the recipe alone
+        rows = trials[0].per_temperature
+        errors = [row["standard_error"] for row in rows]
+        accuracies = [row["accuracy"] for row in rows]
+        temperatures = [row["temperature"] for row in rows]
+        charts = [_chart("downstream temperature", temperatures, accuracies, error=errors, markers=True)]
     elif len(names) > 2 or result.plan["search"]:
-        charts = [_points_chart(trials, name) for name in names]
+        accuracies = [trial.validation_accuracy for trial in trials]
+        charts = [_chart(n, [t.settings[n] for t in trials], accuracies, kind="points") for n in names]
+        for chart in charts:
+            chart.size = (4.0, 4.0)
     else:
         charts = [_line_chart(trials, names[0]) if len(names) == 1 else _heat_map(trials, *names)]
     save(charts, path, title)
 
 
-def _temperature_chart(trial: TrialResult) -> Chart:
-    """The recipe alone: its accuracy over the downstream temperature."""
-    rows = trial.per_temperature
-    axis, x = _axis([row["temperature"] for row in rows], "downstream temperature")
-    errors = [row["standard_error"] for row in rows]
-    series = Series("", x, [row["accuracy"] for row in rows], error=errors, markers=True)
-    return Chart("", axis, Axis(ACCURACY), [series])
-
-
-def _points_chart(trials: list[TrialResult], name: str) -> Chart:
-    axis, x = _axis([trial.settings[name] for trial in trials], name)
-    points = Series("", x, [trial.validation_accuracy for trial in trials], kind="points")
-    return Chart("", axis, Axis(ACCURACY), [points], size=(4.0, 4.0))
+def _chart(name: str, values: list[Any], accuracies: list[Any], **style: Any) -> Chart:
+    axis, x = _axis(values, name)
+    return Chart("", axis, Axis(ACCURACY), [Series("", x, accuracies, **style)])
 
 
 def _line_chart(trials: list[TrialResult], name: str) -> Chart:
@@ -144,18 +141,16 @@ def _heat_map(trials: list[TrialResult], first: str, second: str) -> Chart:
 
 def _axis(values: list[Any], name: str) -> tuple[Axis, list[float]]:
     """The horizontal axis for values, and their positions: numbers, or words in order."""
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    if len(numbers) < len(values):
+    if not all(map(is_number, values)):
         names = sorted(dict.fromkeys(values), key=_order)
         return Axis(name, names=_words(names)), [names.index(v) for v in values]
-    low, high = min(numbers), max(numbers)
-    return Axis(name, log=high >= 8 * low > 0 or low == 0 < high), numbers
+    low, high = min(values), max(values)
+    return Axis(name, log=high >= 8 * low > 0 or low == 0 < high), values
 
 
 def _order(value: Any) -> tuple[bool, Any]:
     """Numbers by size, then words by letters."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return not number, value if number else str(value)
+    return (False, value) if is_number(value) else (True, str(value))
 
 
 def _words(values: list[Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from simplicia import methods
 from simplicia.errors import UserError, unknown
 from simplicia.evaluate.probe import ProbeSettings
-from simplicia.settings import as_dict, convert, flat, from_dict, with_changes
+from simplicia.settings import as_dict, convert, flat, from_dict, walk, with_changes
 from simplicia.train import recipes, run_dir
 from simplicia.train.recipe import Recipe
 
@@ -85,65 +85,47 @@ def _stored_range(values: dict[str, Any]) -> Range:
 
 
 def make_plan(
-    recipe: Recipe | str,
-    changes: dict[str, Any],
-    *,
-    grid: Mapping[str, Any] | None,
-    search: Mapping[str, Any] | None,
-    temperatures: Sequence[float] | None,
-    probe_epochs: int | None,
-    prune: bool | None,
+    recipe: Recipe | str, changes: dict[str, Any], asked: dict[str, Any], stored: Plan | None = None
 ) -> Plan:
-    """The plan of a new sweep, checked."""
-    base = recipes.get(recipe) if isinstance(recipe, str) else recipe
-    base = run_dir.with_absolute_paths(with_changes(base, {"holdout": base.holdout or HOLDOUT, **changes}))
-    if grid and search:
+    """The plan of a sweep, checked; what is not asked is as in the stored plan, or the default.
+
+    ``asked`` are the fields of the plan apart from the recipe; None: not asked.
+    """
+    base = stored.recipe if stored else recipes.get(recipe) if isinstance(recipe, str) else recipe
+    base = with_changes(base, {"holdout": base.holdout or HOLDOUT, **changes})
+    base = run_dir.with_absolute_paths(base)
+    if asked["grid"] and asked["search"]:
         raise UserError("both a grid and a search were given; give one of them")
-    prune = bool(search) if prune is None else prune
-    if prune and base.online_every == 0:
+    values: dict[str, Any] = {"grid": {}, "search": {}, "temperatures": ProbeSettings().temperatures}
+    values |= {"probe_epochs": PROBE_EPOCHS, "prune": bool(asked["search"])}
+    values |= vars(stored) if stored else {}
+    values |= {name: value for name, value in asked.items() if value or value is False}
+    for name, read in (("grid", read_grid), ("search", read_search)):
+        if asked[name]:
+            values[name] = read(base, asked[name])
+    if values["prune"] and base.online_every == 0:
         base = with_changes(base, {"online_every": max(1, base.epochs // 10)})
-    plan = Plan(
-        recipe=base,
-        grid=read_grid(base, grid or {}),
-        search=read_search(base, search or {}),
-        temperatures=tuple(temperatures or ProbeSettings().temperatures),
-        probe_epochs=probe_epochs or PROBE_EPOCHS,
-        prune=prune,
-    )
+    plan = Plan(**values | {"recipe": base, "temperatures": tuple(values["temperatures"])})
     plan.check()
     return plan
 
 
-def resume_plan(
-    stored: Plan,
-    recipe: Recipe | str,
-    changes: dict[str, Any],
-    folder: Path,
-    *,
-    grid: Mapping[str, Any] | None,
-    search: Mapping[str, Any] | None,
-    temperatures: Sequence[float] | None,
-    probe_epochs: int | None,
-    prune: bool | None,
-) -> Plan:
-    """The plan of the sweep in a folder; a UserError if something else is asked now."""
+def check_same(plan: Plan, stored: Plan, recipe: Recipe | str, folder: Path) -> None:
+    """Raise a UserError if a sweep is resumed with another plan."""
     name = recipe if isinstance(recipe, str) else recipe.name
-    base = run_dir.with_absolute_paths(with_changes(stored.recipe, changes))
-    asked = {
-        "grid": read_grid(base, grid) if grid else None,
-        "search": read_search(base, search) if search else None,
-        "temperatures": tuple(temperatures) if temperatures else None,
-        "probe_epochs": probe_epochs,
-        "prune": prune,
-    }
-    differ = [key for key, value in asked.items() if value not in (None, getattr(stored, key))]
+    before, now = flat(stored.as_dict()), flat(plan.as_dict())
+    differ = sorted(
+        (key for key in before | now if before.get(key) != now.get(key)),
+        key=lambda key: key.startswith("recipe."),
+    )
+    shown = [
+        f"{key.removeprefix('recipe.')} ({before.get(key)!r})" if "recipe." in key else key.split(".")[0]
+        for key in differ
+    ]
     if name != stored.recipe.name:
-        differ.insert(0, f"recipe ({stored.recipe.name!r})")
-    now, before = flat(as_dict(base)), flat(as_dict(stored.recipe))
-    differ += [f"{key} ({before.get(key)!r})" for key in now if now[key] != before.get(key)]
-    if differ:
-        raise UserError(f"{folder} was begun with another {differ[0]}; give the same, or another --out")
-    return stored
+        shown.insert(0, f"recipe ({stored.recipe.name!r})")
+    if shown:
+        raise UserError(f"{folder} was begun with another {shown[0]}; give the same, or another --out")
 
 
 def read_grid(recipe: Recipe, grid: Mapping[str, str | Sequence[Any]]) -> dict[str, list[Choice]]:
@@ -178,9 +160,8 @@ def _read_range(recipe: Recipe, given: str, text: str) -> Range:
     ends, _, scale = text.partition(":")
     name = _setting(recipe, given)
     low, high = (_typed(recipe, name, end) for end in ends.split("..", 1))
-    if scale not in ("", "log") or not _is_number(low) or not _is_number(high):
+    if scale not in ("", "log") or not (is_number(low) and is_number(high)):
         raise UserError(f"{given} is {text!r}; a range is two numbers, as in 0.1..1 or 0.1..1:log")
-    assert isinstance(low, int | float) and isinstance(high, int | float)
     log = scale == "log"
     if not -math.inf < low < high < math.inf or (log and low <= 0):
         limits = "above 0 and rising" if log else "rising"
@@ -188,7 +169,8 @@ def _read_range(recipe: Recipe, given: str, text: str) -> Range:
     return Range(low, high, log, isinstance(low, int) and isinstance(high, int))
 
 
-def _is_number(value: Choice) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, which true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -202,10 +184,11 @@ def _setting(recipe: Recipe, given: str) -> str:
         return f"options.{tail}"
     if name in ("name", "holdout", "options"):
         raise UserError(f"{given} cannot be swept; sweep a setting of training, such as sem.simplices")
-    return name
+    former = {path.removesuffix(o.name) + o.formerly: path for path, o, _ in walk(recipe) if o.formerly}
+    return former.get(name, name)
 
 
-def _typed(recipe: Recipe, name: str, value: Any) -> Choice:
+def _typed(recipe: Recipe, name: str, value: Any) -> Any:
     """A value as the type its setting has."""
     if name.startswith("options."):
         option = name.removeprefix("options.")

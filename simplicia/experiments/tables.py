@@ -161,11 +161,8 @@ def _differences(experiment: Experiment, rows: list[CellResult], link: str | Non
         return []
     titles = ["cell", "epochs", "ours", f"paper, {experiment.epochs} epochs", "seed by seed"]
     errors = "±: standard error of the test images of one seed"
-    return [
-        _table(
-            f"{experiment.title}: what SEM adds, in percent; {_protocol(rows[0])}; {errors}", titles, lines
-        )
-    ]
+    caption = f"{experiment.title}: what SEM adds, in percent; {_protocol(rows[0])}; {errors}"
+    return [_table(caption, titles, lines)]
 
 
 def _difference(both: list[Pair]) -> tuple[str, str, str]:
@@ -181,9 +178,7 @@ def _difference(both: list[Pair]) -> tuple[str, str, str]:
 def _budget_table(experiment: Experiment, rows: list[CellResult], link: str | None) -> str:
     columns: list[Column] = []
     if any(row.accuracy is not None or row.failed is not None for row in rows):
-        own = any(
-            row.pretrained_on == experiment.data for row in rows
-        )  # the paper says nothing of other data
+        own = any(row.pretrained_on == experiment.data for row in rows)  # the paper has no other data
         columns += [("paper, %", "paper", "")] if own and experiment.in_paper else []
         columns.append(("ours, %", "accuracy", ".1f"))
     columns += [c for c in experiment.columns if any(row.get(c[1]) is not None for row in rows)]
@@ -269,9 +264,8 @@ def _text(experiment: Experiment, row: CellResult, key: str, form: str) -> str:
     if value is None:
         return "-"
     text = f"{value:{form}}" if isinstance(value, int | float) else _escape(str(value))
-    return (
-        f"{text} ± {row.standard_error:.1f}" if key == "accuracy" and row.standard_error is not None else text
-    )
+    has_error = key == "accuracy" and row.standard_error is not None
+    return f"{text} ± {row.standard_error:.1f}" if has_error else text
 
 
 def _escape(text: str) -> str:

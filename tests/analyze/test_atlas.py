@@ -1,4 +1,4 @@
-"""The atlas: counts one by one, mutual information as scikit-learn has it, dead and duplicate ones found."""
+"""The atlas: counts one by one, mutual information as scikit-learn has it, dead and duplicate vertices."""
 
 import pytest
 import torch
@@ -46,9 +46,9 @@ def test_mutual_information_is_scikit_learns(random):
         for v in range(V):
             expected = mutual_info_score(codes[:, i] == v, labels)
             assert vertex[i, v].item() == pytest.approx(expected, abs=1e-9)
-    found = atlas.summary()
-    assert found["best_simplices"][0]["simplex"] == 0
-    assert found["best_simplices"][0]["information"] == pytest.approx(found["class_entropy"])
+    summary = atlas.summary()
+    assert summary["best_simplices"][0]["simplex"] == 0
+    assert summary["best_simplices"][0]["information"] == pytest.approx(summary["class_entropy"])
     assert atlas.ranked(3)[0][0] in (0, 1, 2)  # a vertex of simplex 0
 
 
@@ -62,13 +62,13 @@ def test_dead_constant_and_duplicate_ones():
         ]
     )
     atlas = fill(codes, batch=3)
-    found = atlas.summary()
+    summary = atlas.summary()
     # used: 0 {0, 1}, 1 {2, 0}, 2 {0, 1}, 3 {1}, 4 {1}: 8 of 20
-    assert found["dead_vertices"] == 12 and found["used_vertices"] == [0, 2, 3, 0, 0]
-    assert found["constant_simplices"] == 2
-    assert found["duplicate_groups"] == [[0, 1]] and found["duplicate_simplices"] == 1
+    assert summary["dead_vertices"] == 12 and summary["used_vertices"] == [0, 2, 3, 0, 0]
+    assert summary["constant_simplices"] == 2
+    assert summary["duplicate_groups"] == [[0, 1]] and summary["duplicate_simplices"] == 1
     # both vertices of simplex 1, and the vertex of 4
-    assert found["duplicate_vertices"] == 3
+    assert summary["duplicate_vertices"] == 3
 
 
 def test_no_class_fills_the_list():

@@ -1,4 +1,4 @@
-"""The theory: no pair exceeds what is claimed of all pairs, and the supremum is attained."""
+"""The theory: no pair exceeds the claimed bound, and the supremum is attained."""
 
 import dataclasses
 import itertools
@@ -28,12 +28,12 @@ def pairs(vertices, margin, seed, count=200):
     """Vectors in [-1, 1] whose first component is the largest by the margin: at random, and at the edges."""
     generator = torch.Generator().manual_seed(seed)
     top = margin - 1 + (2 - margin) * torch.rand(2, count, 1, generator=generator, dtype=torch.float64)
-    top[:, : count // 2] = 1.0  # where every other component has all its room
-    room = torch.rand(2, count, vertices - 1, generator=generator, dtype=torch.float64)
+    top[:, : count // 2] = 1.0  # every other component can take any value
+    share_of_range = torch.rand(2, count, vertices - 1, generator=generator, dtype=torch.float64)
     share = torch.rand(2, count, 1, generator=generator, dtype=torch.float64)
-    edge = (torch.rand(room.shape, generator=generator, dtype=torch.float64) < share).double()
-    room[:, ::2] = edge[:, ::2]
-    others = -1 + (top - margin + 1) * room
+    edge = (torch.rand(share_of_range.shape, generator=generator, dtype=torch.float64) < share).double()
+    share_of_range[:, ::2] = edge[:, ::2]
+    others = -1 + (top - margin + 1) * share_of_range
     return torch.cat([top, others], -1)
 
 
@@ -69,17 +69,17 @@ def test_the_supremum_is_the_largest_of_all_corners(vertices, temperature, margi
 def test_ascent_finds_the_supremum_and_no_more(vertices, temperature, margin):
     """Gradient ascent over all allowed pairs, which knows nothing of corners."""
     torch.manual_seed(0)
-    room = torch.rand(2, 100, vertices - 1, dtype=torch.float64, requires_grad=True)
-    solver = torch.optim.Adam([room], lr=0.02)
+    share_of_range = torch.rand(2, 100, vertices - 1, dtype=torch.float64, requires_grad=True)
+    solver = torch.optim.Adam([share_of_range], lr=0.02)
     for _ in range(200):
-        others = -1 + (2 - margin) * room
+        others = -1 + (2 - margin) * share_of_range
         p = torch.softmax(torch.cat([torch.ones(2, 100, 1), others], -1) / temperature, -1)
         distances = squared(p)
         solver.zero_grad()
         (-distances.clamp_min(1e-30).log().sum()).backward()
         solver.step()
         with torch.no_grad():
-            room.clamp_(0, 1)
+            share_of_range.clamp_(0, 1)
     supremum = expressivity_supremum(vertices, temperature, margin)
     assert 0.98 * supremum <= distances.max().item() <= supremum * SLACK
 
@@ -154,15 +154,15 @@ def test_the_gap_term_is_of_lemma_2():
 
 
 @pytest.mark.parametrize(
-    ("point", "told"),
+    ("point", "message"),
     [
         ((1, 1.0, 0.1), "vertices is 1"),
         ((13, -1.0, 0.1), "temperature is -1"),
         ((13, 1.0, 2.5), "from 0 to 2"),
     ],
 )
-def test_what_has_no_meaning_is_refused(point, told):
-    with pytest.raises(UserError, match=told):
+def test_arguments_out_of_range_are_refused(point, message):
+    with pytest.raises(UserError, match=message):
         expressivity(*point)
 
 
@@ -194,22 +194,22 @@ def test_on_a_run_measured_is_below_supremum_is_below_bound(run):
     from simplicia.analyze.tradeoff import tradeoff
 
     train = images(90, 1)
-    found = tradeoff(run, train, images(60, 2), temperatures=(0.1, 1.0))
-    assert [row["temperature"] for row in found["rows"]] == [None, 0.1, 1.0]
-    for row in found["rows"]:
+    result = tradeoff(run, train, images(60, 2), temperatures=(0.1, 1.0))
+    assert [row["temperature"] for row in result["rows"]] == [None, 0.1, 1.0]
+    for row in result["rows"]:
         assert 0 < row["measured"] <= row["supremum"] * 1.00001 <= row["bound"] * 1.0001
         assert row["test_loss"] - row["train_loss"] <= row["term"]
     # the same another way: all simplices of all images at once
     z = run.encode(train.images, "embedder").unflatten(-1, (8, 5))
-    assert found["scale"] == pytest.approx(z.abs().max().item(), rel=1e-5)
+    assert result["scale"] == pytest.approx(z.abs().max().item(), rel=1e-5)
     top = z.topk(2).values
-    assert found["margin"]["least"] == pytest.approx(
-        (top[..., 0] - top[..., 1]).min().item() / found["scale"], rel=1e-2, abs=1e-6
+    assert result["margin"]["least"] == pytest.approx(
+        (top[..., 0] - top[..., 1]).min().item() / result["scale"], rel=1e-2, abs=1e-6
     )
     p = torch.softmax(z, -1)
     same = z.argmax(-1)[:, None] == z.argmax(-1)[None]
     every = (((p[:, None] - p[None]) ** 2).sum(-1) * same).max().item()
-    assert 0.3 * every < found["rows"][2]["measured"] <= every * 1.0001  # a sample of the pairs
+    assert 0.3 * every < result["rows"][2]["measured"] <= every * 1.0001  # a sample of the pairs
 
 
 def test_the_test_loss_is_of_images_from_everywhere(run):
@@ -243,19 +243,20 @@ def test_one_vertex_has_no_margin(tmp_path):
 def test_no_pair_of_points_changes_the_loss_faster_than_the_constant_says():
     """With two classes it is attained: along the difference of their weights, far on the wrong side."""
     from simplicia import SimplicialEmbedding
-    from simplicia.analyze.tradeoff import _losses, logistic
+    from simplicia.analyze.tradeoff import classifier_terms, logistic
 
     sem = SimplicialEmbedding(3, simplices=2, vertices=2, norm=None).eval()
     features = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     labels = (features[:, 0] > 0).long()
-    found = _losses(sem, features, labels, None, 1.0, None, 2)
-    weight, bias, _ = logistic(sem.logits(features).detach(), labels, 2)
+    logits = sem.logits(features).detach()
+    result = classifier_terms(lambda x: x, (logits, labels), None, 2)
+    weight, bias, _ = logistic(logits, labels, 2)
     along = (weight[1] - weight[0]) / (weight[1] - weight[0]).norm()
     steps = torch.stack([along * 50, along * 51])
     first, second = torch.nn.functional.cross_entropy(
         torch.nn.functional.linear(steps, weight, bias), torch.tensor([0, 0]), reduction="none"
     )
-    assert (second - first).item() == pytest.approx(found["lipschitz"], rel=1e-3)
+    assert (second - first).item() == pytest.approx(result["lipschitz"], rel=1e-3)
 
 
 def test_the_classifier_is_scikit_learns():
@@ -283,8 +284,8 @@ def test_the_verb_prints_writes_and_draws(run, tmp_path, capsys):
     assert "<svg" in figure.read_text()
     assert "fails" in capsys.readouterr().out
     assert cli.main(["bound", str(run.path), "--temperatures", "0.5", "--device", "cpu"]) == 0
-    found = json.loads((run.path / "results/bound-at-0.5.json").read_text())
-    assert found["vertices"] == 5 and "train_loss" in found["rows"][1]
+    result = json.loads((run.path / "results/bound-at-0.5.json").read_text())
+    assert result["vertices"] == 5 and "train_loss" in result["rows"][1]
     for words, name in (("", "bound"), ("--data digits --samples 50 --network target", "digits-samples-50")):
         assert cli.main(["bound", str(run.path), *words.split(), "--device", "cpu"]) == 0
         (file,) = (run.path / "results").glob(f"*{name}*target*" if words else f"{name}.json")

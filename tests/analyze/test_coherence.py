@@ -52,7 +52,7 @@ def test_two_shared_features_make_one_neighbour():
     # k = 2: 0 and 1 share features 0 and 1; 0 and 2 cannot share (2 has 2 and 3); 1 and 3 neither.
     # With a third class 2 that shares only feature 2 with class 0 at k = 3:
     # tops at k = 3: 0 {0, 1, 2}, 1 {0, 1, 3}, 2 {2, 4, 5}, 3 {6, 7, 8}.
-    # 0: {1, 2}, of which 1 agrees: 1/2, although two of its three shared features lead to 1.
+    # 0: {1, 2}, only 1 agrees: 1/2, although two of its three shared features lead to 1.
     # 1: {0}: 1. 2: {0}: 0. 3: none: 0. Mean: (1/2 + 1) / 4 = 3/8.
     weight = np.zeros((4, 9))
     for i, features in enumerate([(0, 1, 2), (0, 1, 3), (2, 4, 5), (6, 7, 8)]):
@@ -88,7 +88,7 @@ def test_of_equal_magnitudes_the_lower_index_counts():
 def test_it_is_the_metric_by_sets(data):
     classes = data.draw(st.integers(2, 8))
     features = data.draw(st.integers(1, 12))
-    few = st.integers(-3, 3)  # small whole numbers: ties and zeros abound
+    few = st.integers(-3, 3)  # small integers: ties and zeros abound
     weight = data.draw(
         st.lists(st.lists(few, min_size=features, max_size=features), min_size=classes, max_size=classes)
     )
@@ -131,7 +131,7 @@ def test_graphml_takes_any_name(tmp_path):
     assert back.nodes["class 1"]["name"] == "control " and back.number_of_edges() == 3
 
 
-def test_wrong_input_is_told():
+def test_wrong_input_raises():
     for k in (0, 3):
         with pytest.raises(ValueError, match="from 1 to 2"):
             coherence([[1.0, 2.0]], [0], k)

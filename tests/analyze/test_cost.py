@@ -43,40 +43,40 @@ def test_a_network_counted_by_hand(blocks):
     sem = bottlenecks.create("sem", 6, simplices=4, vertices=5, blocks=blocks)
     method = methods.create("byol", _Encoder(), sem, hidden=8, out=2)
     before = {name: value.clone() for name, value in method.state_dict().items()}
-    found = simplicia.analyze.cost(method, image_size=10)
+    counted = simplicia.analyze.cost(method, image_size=10)
     convolution = 3 * 6 * 3 * 3  # weights; it gives 5 x 5 maps
-    assert vars(found.parts["encoder"]) == {
+    assert vars(counted.parts["encoder"]) == {
         "parameters": convolution,
         "activations": 6 * 5 * 5,
         "flops": convolution * 5 * 5,
     }
     embedder, first, last = 6 * 20 // blocks, 20 * 8 // blocks, 8 * 2
-    assert vars(found.parts["bottleneck"]) == {
+    assert vars(counted.parts["bottleneck"]) == {
         "parameters": embedder + 2 * 20,  # and BatchNorm's scale and shift
         "activations": 20,
         "flops": embedder,
     }
-    assert vars(found.parts["projector"]) == {
+    assert vars(counted.parts["projector"]) == {
         "parameters": (first + 8) + 2 * 8 + (last + 2),
         "activations": 8 + 2,
         "flops": first + last,
     }
-    assert found.parts["predictor"].flops == 2 * 8 + 8 * 2
-    assert found.flops == convolution * 25 + embedder + first + last + 32
-    assert found.activations == 150 + 20 + 10 + 10
+    assert counted.parts["predictor"].flops == 2 * 8 + 8 * 2
+    assert counted.flops == convolution * 25 + embedder + first + last + 32
+    assert counted.activations == 150 + 20 + 10 + 10
     trained = sum(p.numel() for p in method.parameters() if p.requires_grad)
-    assert found.parameters == trained
-    assert found.target_parameters == sum(p.numel() for p in method.target.parameters())
+    assert counted.parameters == trained
+    assert counted.target_parameters == sum(p.numel() for p in method.target.parameters())
     for name, value in method.state_dict().items():  # counting leaves the method as it was
         assert torch.equal(value, before[name])
 
 
 def test_memory_is_weights_and_two_tensors_of_each_activation():
-    found = simplicia.analyze.cost(
+    counted = simplicia.analyze.cost(
         methods.create("simclr", _Encoder(), bottlenecks.create("none", 6), hidden=8, out=2), 10
     )
-    assert found.target_parameters == 0
-    assert found.memory(16, "32") == 12 * found.parameters + 4 * (2 * 2 * 16 * found.activations)
+    assert counted.target_parameters == 0
+    assert counted.memory(16, "32") == 12 * counted.parameters + 4 * (2 * 2 * 16 * counted.activations)
 
 
 @pytest.mark.parametrize("recipe", ["cifar100-byol", "cifar100-byol-sem"])
@@ -92,26 +92,26 @@ def test_the_memory_estimate_is_near_what_was_measured(recipe):
 @pytest.mark.parametrize("bottleneck", bottlenecks.names())
 def test_every_method_and_bottleneck_is_counted_without_memory(name, bottleneck):
     recipe = with_changes(recipes.get(f"cifar100-{name}"), {"bottleneck": bottleneck, "encoder": "tiny"})
-    found = cost_of(recipe)
+    counted = cost_of(recipe)
     with torch.device("meta"):
         method = recipe.build()
-    assert found.parameters == sum(p.numel() for p in method.parameters() if p.requires_grad)
-    assert found.flops > 0 and list(found.parts)[:3] == ["encoder", "bottleneck", "projector"]
+    assert counted.parameters == sum(p.numel() for p in method.parameters() if p.requires_grad)
+    assert counted.flops > 0 and list(counted.parts)[:3] == ["encoder", "bottleneck", "projector"]
 
 
 def test_smaller_views_cost_less_and_need_the_same_weights():
-    whole = recipes.get("cifar100-byol-sem")
-    small = with_changes(whole, {"view_size": 24})
-    assert cost_of(small).parameters == cost_of(whole).parameters
-    encoders_flops = [cost_of(recipe).parts["encoder"].flops for recipe in (small, whole)]
+    full = recipes.get("cifar100-byol-sem")
+    small = with_changes(full, {"view_size": 24})
+    assert cost_of(small).parameters == cost_of(full).parameters
+    encoders_flops = [cost_of(recipe).parts["encoder"].flops for recipe in (small, full)]
     assert encoders_flops[0] / encoders_flops[1] == pytest.approx(24**2 / 32**2, rel=0.01)
 
 
 def test_a_vector_quantisers_distances_are_counted():
     encoder = encoders.create("tiny")
     vq = bottlenecks.create("vq", 128, simplices=4, vertices=8, dimensions=3)
-    found = simplicia.analyze.cost(methods.create("simclr", encoder, vq, hidden=8, out=2), 16)
-    assert found.parts["bottleneck"].flops == 128 * 12 + 4 * 8 * 3
+    counted = simplicia.analyze.cost(methods.create("simclr", encoder, vq, hidden=8, out=2), 16)
+    assert counted.parts["bottleneck"].flops == 128 * 12 + 4 * 8 * 3
 
 
 def test_verb_writes_what_it_shows(tmp_path, capsys):

@@ -12,12 +12,12 @@ from simplicia.analyze import entropy_histogram
 
 def test_streamed_is_direct():
     p = simplicial(torch.randn(70, 12 * 5, generator=torch.Generator().manual_seed(0)), 5, 0.5)
-    found = entropy_histogram(p.split(16), 5, bins=20)
+    histogram = entropy_histogram(p.split(16), 5, bins=20)
     nats = entropy(p, 5).numpy()
     counts, edges = np.histogram(nats, 20, (0, math.log(5)))
-    assert found["counts"] == counts.tolist() and found["count"] == 70 * 12
-    np.testing.assert_allclose(found["edges"], edges)
-    assert found["mean"] == pytest.approx(nats.mean(), rel=1e-5)
+    assert histogram["counts"] == counts.tolist() and histogram["count"] == 70 * 12
+    np.testing.assert_allclose(histogram["edges"], edges)
+    assert histogram["mean"] == pytest.approx(nats.mean(), rel=1e-5)
 
 
 def test_one_hot_is_in_the_first_bin_and_uniform_in_the_last():

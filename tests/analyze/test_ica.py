@@ -1,4 +1,4 @@
-"""ICA: mixed sources come back, up to order and sign; what cannot be done is told."""
+"""ICA: mixed sources come back, up to order and sign; impossible requests are errors."""
 
 import pytest
 import torch
@@ -17,35 +17,35 @@ def mixed(samples=4000):
 
 def test_mixed_sources_come_back():
     sources, features = mixed()
-    found, fitted = ica(features, 3, seed=0)
-    assert fitted.converged and found.dtype == features.dtype
-    both = torch.corrcoef(torch.cat([sources, found], 1).T)[:3, 3:].abs()
+    recovered, fitted = ica(features, 3, seed=0)
+    assert fitted.converged and recovered.dtype == features.dtype
+    both = torch.corrcoef(torch.cat([sources, recovered], 1).T)[:3, 3:].abs()
     assert both.max(1).values.min() > 0.98  # each source is one component …
     assert sorted(both.argmax(1).tolist()) == [0, 1, 2]  # … and another one each time
-    torch.testing.assert_close(found.T.cov(correction=0), torch.eye(3), atol=1e-2, rtol=0)  # whitened
+    torch.testing.assert_close(recovered.T.cov(correction=0), torch.eye(3), atol=1e-2, rtol=0)  # whitened
 
 
 def test_the_transform_is_for_other_features_too():
     _, features = mixed()
-    found, fitted = ica(features[:3000], 3)
-    torch.testing.assert_close(fitted(features[:3000]), found, rtol=1e-4, atol=1e-4)
+    recovered, fitted = ica(features[:3000], 3)
+    torch.testing.assert_close(fitted(features[:3000]), recovered, rtol=1e-4, atol=1e-4)
     assert fitted(features[3000:]).shape == (1000, 3)
     again, _ = ica(features[:3000], 3)
-    assert torch.equal(found, again)
+    assert torch.equal(recovered, again)
 
 
-def test_what_did_not_converge_says_so():
+def test_a_fit_that_did_not_converge_is_marked():
     generator = torch.Generator().manual_seed(1)
     _, fitted = ica(torch.randn(100, 20, generator=generator), 20, iterations=2)  # nothing to find
     assert not fitted.converged
 
 
 @pytest.mark.parametrize(
-    ("shape", "components", "told"),
+    ("shape", "components", "message"),
     [((5, 8), 5, "from 1 to 4"), ((50, 8), 9, "from 1 to 8"), ((50, 8), 0, "1")],
 )
-def test_too_many_components_are_refused(shape, components, told):
-    with pytest.raises(UserError, match=told):
+def test_too_many_components_are_refused(shape, components, message):
+    with pytest.raises(UserError, match=message):
         ica(torch.randn(shape), components)
 
 

@@ -1,4 +1,4 @@
-"""The bundle: from a run to its folder, with and without SEM, labels and superclasses."""
+"""An analysis: from a run to its folder, with and without SEM, labels and superclasses."""
 
 import csv
 import json
@@ -60,49 +60,49 @@ def analysed(runs):
 
 
 def test_a_sem_run_has_everything(runs, analysed):
-    run, found = runs[0], analysed[0]
+    run, analysis = runs[0], analysed[0]
     folder = run.path / "analysis"
-    assert found["run"]["step"] == run.step and found["run"]["recipe"]["sem"]["simplices"] == 12
-    data = found["data"]
+    assert analysis["run"]["step"] == run.step and analysis["run"]["recipe"]["sem"]["simplices"] == 12
+    data = analysis["data"]
     assert (data["images"], data["fit_images"], len(data["classes"]), data["split"]) == (300, 500, 20, "test")
     assert sum(data["class_counts"]) == 300
-    assert found["log"]["train"]["step"] == [2, 4, 6, 8, 10] and found["log"]["online"] == {}
+    assert analysis["log"]["train"]["step"] == [2, 4, 6, 8, 10] and analysis["log"]["online"] == {}
 
-    own = next(c for c in found["entropy"]["curves"] if c["own"])
+    own = next(c for c in analysis["entropy"]["curves"] if c["own"])
     assert own["count"] == 300 * 12 == sum(own["counts"])
 
-    curves = {c["layer"]: c for c in found["coherence"]["curves"]}
+    curves = {c["layer"]: c for c in analysis["coherence"]["curves"]}
     assert {"sem", "embedder", "encoder"} <= set(curves)
     assert len(curves["sem"]["coherence"]) == 50 and min(curves["sem"]["coherence"]) >= 0
     stored = load_file(folder / "weights.safetensors")
     assert stored["sem.index"].shape == stored["sem.value"].shape == (20, 50)
     magnitude = stored["sem.value"].abs()
     assert (magnitude.diff(dim=1) <= 0).all()
-    graph = next(g for g in found["coherence"]["graphs"] if g["layer"] == "sem" and g["k"] == 5)
+    graph = next(g for g in analysis["coherence"]["graphs"] if g["layer"] == "sem" and g["k"] == 5)
     top = {(i, int(j)) for i in range(20) for j in stored["sem.index"][i, :5]}
     assert {(i, j) for i, j, _ in graph["edges"]} <= top and (folder / graph["file"]).is_file()
     linked = {i for part in graph["components"] for i in part["classes"]}
     assert linked | set(graph["isolated"]) == set(range(20)) and linked.isdisjoint(graph["isolated"])
 
-    assert {layer["layer"]: layer["features"] for layer in found["spectrum"]["layers"]} == {
+    assert {layer["layer"]: layer["features"] for layer in analysis["spectrum"]["layers"]} == {
         "encoder": 128,
         "embedder": 156,
         "sem": 156,
     }
-    assert [layer["layer"] for layer in found["retrieval"]["layers"]] == ["codes", "encoder"]
-    assert found["retrieval"]["k"][0] == 1 and len(found["retrieval"]["examples"]) == 24
+    assert [layer["layer"] for layer in analysis["retrieval"]["layers"]] == ["codes", "encoder"]
+    assert analysis["retrieval"]["k"][0] == 1 and len(analysis["retrieval"]["examples"]) == 24
 
 
 def test_the_atlas_names_the_right_images(runs, analysed):
-    run, found = runs[0], analysed[0]
+    run, analysis = runs[0], analysed[0]
     test = load("shapes", "test")
-    row = found["atlas"]["features"][0]
+    row = analysis["atlas"]["features"][0]
     p = run.encode(test.images[row["images"]], "sem")[:, row["feature"]]
     np.testing.assert_allclose(p, row["probabilities"], rtol=1e-4)
     assert row["probabilities"] == sorted(row["probabilities"], reverse=True)
     assert row["feature"] == row["simplex"] * 13 + row["vertex"]
     assert sum(count for _, count in row["superclasses"]) == row["fired"] or len(row["superclasses"]) == 5
-    scores = [row["score"] for row in found["atlas"]["features"]]
+    scores = [row["score"] for row in analysis["atlas"]["features"]]
     assert scores == sorted(scores, reverse=True)
 
 
@@ -123,25 +123,25 @@ def test_thumbnails_are_the_images(runs, analysed):
         assert place["label"] == int(test.labels[int(index)])
 
 
-def test_a_run_without_sem_has_what_applies(analysed):
-    found = analysed[1]
-    assert found["atlas"] is None and found["entropy"] is None
-    assert [layer["layer"] for layer in found["spectrum"]["layers"]] == ["encoder"]
-    assert [layer["layer"] for layer in found["retrieval"]["layers"]] == ["encoder"]
-    assert "encoder" in {c["layer"] for c in found["coherence"]["curves"]}
+def test_a_run_without_sem_lacks_only_the_parts_of_sem(analysed):
+    analysis = analysed[1]
+    assert analysis["atlas"] is None and analysis["entropy"] is None
+    assert [layer["layer"] for layer in analysis["spectrum"]["layers"]] == ["encoder"]
+    assert [layer["layer"] for layer in analysis["retrieval"]["layers"]] == ["encoder"]
+    assert "encoder" in {c["layer"] for c in analysis["coherence"]["curves"]}
 
 
-def test_what_is_done_is_not_done_again(runs, analysed, capsys):
+def test_an_up_to_date_analysis_is_not_repeated(runs, analysed, capsys):
     path = runs[0].path / "analysis/analysis.json"
     runs[0].write_result("knn-sem", {"protocol": "kNN", "loss": float("nan"), "name": "</script>"})
     assert main(["analyze", str(runs[0].path), *QUICK]) == 0
-    found = strict(path)
-    assert found["provenance"] == analysed[0]["provenance"]  # the same work, with the result of since
+    analysis = strict(path)
+    assert analysis["provenance"] == analysed[0]["provenance"]  # the same work, with the new result
     result = {"protocol": "kNN", "loss": None, "name": "</script>"}
-    assert result.items() <= found["results"]["knn-sem"].items()
+    assert result.items() <= analysis["results"]["knn-sem"].items()
     assert main(["analyze", str(runs[0].path), *QUICK, "--again"]) == 0
     again = strict(path)
-    assert again["provenance"] != found["provenance"] and again["atlas"] == found["atlas"]
+    assert again["provenance"] != analysis["provenance"] and again["atlas"] == analysis["atlas"]
     assert "written to" in capsys.readouterr().out
 
 
@@ -170,17 +170,17 @@ def test_figures_of_several_runs(runs, analysed, tmp_path):
     assert mine == curve["coherence"]
 
 
-def test_other_images_do_not_take_the_place_of_the_runs_own(runs, analysed, tmp_path):
+def test_an_analysis_of_other_images_has_its_own_folder(runs, analysed, tmp_path):
     own = (runs[0].path / "analysis/analysis.json").read_bytes()
     for i, image in enumerate(load("shapes", "test").images[:12]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i}.png")
-    found, folder = analyze(runs[0], data=str(tmp_path), quiet=True)
+    analysis, folder = analyze(runs[0], data=str(tmp_path), quiet=True)
     assert folder.parent == runs[0].path and folder.name.startswith(f"analysis-{tmp_path.name}-")
-    assert found["data"]["images"] == 12 and (runs[0].path / "analysis/analysis.json").read_bytes() == own
-    assert analyze(runs[0], data=str(tmp_path), quiet=True)[0]["provenance"] == found["provenance"]
+    assert analysis["data"]["images"] == 12 and (runs[0].path / "analysis/analysis.json").read_bytes() == own
+    assert analyze(runs[0], data=str(tmp_path), quiet=True)[0]["provenance"] == analysis["provenance"]
 
 
-def test_a_page_of_other_images_keeps_what_was_asked_of_them(runs, analysed, tmp_path):
+def test_a_page_of_other_images_keeps_the_options_of_their_analysis(runs, analysed, tmp_path):
     root = folder_of_images(tmp_path / "data", ["a", "b"])
     path = runs[0].path
     (path / "report.html").write_text("the run's own")
@@ -188,18 +188,18 @@ def test_a_page_of_other_images_keeps_what_was_asked_of_them(runs, analysed, tmp
     assert main(["report", str(path), "--data", str(root), "--device", "cpu"]) == 0
     (page,) = path.glob("report-data-*.html")
     assert (path / "report.html").read_text() == "the run's own" and page.stat().st_size > 10_000
-    found = strict(path / page.stem.replace("report", "analysis") / "analysis.json")
-    assert found["asked"]["images"] == 5
+    analysis = strict(path / page.stem.replace("report", "analysis") / "analysis.json")
+    assert analysis["asked"]["images"] == 5
 
 
-def test_a_run_whose_softmax_comes_only_downstream_was_trained_at_no_temperature(tmp_path):
+def test_a_run_trained_without_softmax_has_no_temperature_of_its_own(tmp_path):
     changes = {"bottleneck": "embed", "sem.simplices": 6, "options": SMALL["options"]}
     recipe = with_changes(recipes.get("shapes-byol"), changes)
     state = {"step": 1, "total_steps": 1, "seconds": 1.0, "loss": 1.0, "mean": [0.5] * 3, "std": [0.2] * 3}
     run = Run(tmp_path, recipe, recipe.build(), state)
-    found, _ = analyze(run, images=40, fit_images=60, quiet=True)
-    assert (found["run"]["simplices"], found["run"]["temperature"]) == (6, None)
-    assert len(found["entropy"]["curves"]) > 2 and not any(c["own"] for c in found["entropy"]["curves"])
+    analysis, _ = analyze(run, images=40, fit_images=60, quiet=True)
+    assert (analysis["run"]["simplices"], analysis["run"]["temperature"]) == (6, None)
+    assert len(analysis["entropy"]["curves"]) > 2 and not any(c["own"] for c in analysis["entropy"]["curves"])
 
 
 def folder_of_images(root, names):
@@ -212,12 +212,12 @@ def folder_of_images(root, names):
     return root
 
 
-def test_names_of_strangers_do_no_harm(runs, tmp_path):
+def test_class_names_with_markup_are_harmless(runs, tmp_path):
     names = ["<script>alert(1)<", 'a "quoted" $x_1$ & b']
     root = folder_of_images(tmp_path / "data", names)
-    found, folder = analyze(runs[0], data=str(root), out=tmp_path / "out", quiet=True)
-    assert sorted(found["data"]["classes"]) == sorted(names)
-    assert found["coherence"]["curves"][0]["coherence"] is None  # a folder has no superclasses
+    analysis, folder = analyze(runs[0], data=str(root), out=tmp_path / "out", quiet=True)
+    assert sorted(analysis["data"]["classes"]) == sorted(names)
+    assert analysis["coherence"]["curves"][0]["coherence"] is None  # a folder has no superclasses
     again = strict(folder / "analysis.json")
     files = [place["file"] for place in again["thumbnails"]["images"].values()]
     assert files and all(file.endswith("<img onerror='x'>.png") for file in files)
@@ -225,15 +225,15 @@ def test_names_of_strangers_do_no_harm(runs, tmp_path):
     assert "<script>" not in (tmp_path / "figures/graph-sem.svg").read_text()
 
 
-def test_other_images_are_another_analysis(runs, tmp_path, monkeypatch):
-    """Whether in another folder of the same name, or in the same folder since."""
+def test_an_analysis_is_repeated_when_its_folder_of_images_changes(runs, tmp_path, monkeypatch):
+    """Another folder of the same name, or new files in the same folder."""
     for place, names in (("A", ["a", "b"]), ("B", ["c", "d"])):
         folder_of_images(tmp_path / place / "photos", names)
 
     def classes(place):
         monkeypatch.chdir(tmp_path / place)
-        found, _ = analyze(runs[0], data="photos", out=tmp_path / "out", quiet=True)
-        return found["data"]["classes"], found["provenance"]
+        analysis, _ = analyze(runs[0], data="photos", out=tmp_path / "out", quiet=True)
+        return analysis["data"]["classes"], analysis["provenance"]
 
     first, second = classes("A"), classes("B")
     assert (first[0], second[0]) == (["a", "b"], ["c", "d"]) and classes("B") == second
@@ -241,15 +241,15 @@ def test_other_images_are_another_analysis(runs, tmp_path, monkeypatch):
     assert classes("B")[0] == ["c", "d", "e"]
 
 
-def test_a_set_with_a_name_has_files_too(runs, tmp_path):
-    """Another folder of data, or other files in it, are another analysis."""
+def test_an_analysis_is_repeated_when_files_of_a_named_set_change(runs, tmp_path):
+    """Another data directory, or new files in it."""
     for place, names in (("A", ["a", "b"]), ("B", ["c", "d"])):
         for part in ("train", "val"):
             folder_of_images(tmp_path / place / "imagenette2" / part, names)
 
     def analysed(place):
-        found, _ = analyze(runs[0], "imagenette", str(tmp_path / place), out=tmp_path / "out", quiet=True)
-        return found["data"]["classes"], found["data"]["images"], found["provenance"]
+        analysis, _ = analyze(runs[0], "imagenette", str(tmp_path / place), out=tmp_path / "out", quiet=True)
+        return analysis["data"]["classes"], analysis["data"]["images"], analysis["provenance"]
 
     first, second = analysed("A"), analysed("B")
     assert first[:2] == (["a", "b"], 12) and second[:2] == (["c", "d"], 12) and analysed("B") == second
@@ -257,7 +257,7 @@ def test_a_set_with_a_name_has_files_too(runs, tmp_path):
     assert analysed("B")[1] == 13
 
 
-def test_what_was_interrupted_is_not_taken_as_whole(runs, tmp_path, monkeypatch):
+def test_an_interrupted_analysis_is_repeated(runs, tmp_path, monkeypatch):
     arguments = {"fit_images": 100, "out": tmp_path / "out", "quiet": True}
     first, folder = analyze(runs[0], images=40, **arguments)
 
@@ -272,14 +272,18 @@ def test_what_was_interrupted_is_not_taken_as_whole(runs, tmp_path, monkeypatch)
     assert again["provenance"] != first["provenance"] and list(folder.glob("thumbnails-*.jpg"))
 
 
-def test_only_training_images_with_labels(runs, tmp_path):
+def test_test_images_without_labels(runs, tmp_path):
     root = folder_of_images(tmp_path / "data/train", ["a", "b"]).parent
     folder_of_images(tmp_path / "flat", ["one"])
     (tmp_path / "flat/one").rename(root / "test")
     (root / "test/broken.png").write_bytes(b"no image")
-    found, _ = analyze(runs[0], data=str(root), out=tmp_path / "out", quiet=True)
-    assert found["coherence"] is None and found["data"]["split"] == "test" and found["data"]["images"] == 6
-    assert "1 files could not be read" in found["notes"][0] and "no labels" in found["notes"][1]
+    analysis, _ = analyze(runs[0], data=str(root), out=tmp_path / "out", quiet=True)
+    assert (
+        analysis["coherence"] is None
+        and analysis["data"]["split"] == "test"
+        and analysis["data"]["images"] == 6
+    )
+    assert "1 files could not be read" in analysis["notes"][0] and "no labels" in analysis["notes"][1]
 
 
 def test_an_analysis_outlives_its_images(runs, tmp_path):
@@ -294,14 +298,14 @@ def test_images_without_labels(runs, tmp_path):
     root = folder_of_images(tmp_path / "data", ["one"])
     flat = tmp_path / "flat"
     (root / "one").rename(flat)
-    found, folder = analyze(runs[0], data=str(flat), out=tmp_path / "out", quiet=True)
-    assert found["coherence"] is None and found["atlas"]["ranked_by"] == "contrast"
-    assert found["retrieval"]["chance"] is None and found["retrieval"]["layers"][0]["by_class"] is None
-    assert found["data"]["split"] == "train" and "no labels" in found["notes"][0]
+    analysis, folder = analyze(runs[0], data=str(flat), out=tmp_path / "out", quiet=True)
+    assert analysis["coherence"] is None and analysis["atlas"]["ranked_by"] == "contrast"
+    assert analysis["retrieval"]["chance"] is None and analysis["retrieval"]["layers"][0]["by_class"] is None
+    assert analysis["data"]["split"] == "train" and "no labels" in analysis["notes"][0]
     assert strict(folder / "analysis.json")["entropy"]["curves"]
 
 
-def test_mistakes_are_told(runs, tmp_path, capsys):
+def test_mistakes_exit_with_a_sentence(runs, tmp_path, capsys):
     assert main(["analyze", *[str(run.path) for run in runs], "--out", str(tmp_path)]) == 2
     assert "--out is for one run" in capsys.readouterr().err
     before = {path: path.stat().st_mtime_ns for path in runs[0].path.rglob("*")}
@@ -319,11 +323,11 @@ def test_torn_logs_and_odd_results_are_read(tmp_path):
     lines = [json.dumps({"step": i, "loss": i / 2, "effective_rank": 1.5}) for i in range(1000)]
     lines += [json.dumps({"step": i, "online_knn_accuracy": i}) for i in (5, 10)]
     log.write_text("\n".join([*lines, '{"step": 1000, "warning": "<b>"}', '{"step": 10', "[]", "7"]))
-    found = run_facts.training_curves(log)
-    assert len(found["train"]["step"]) == 400
-    assert found["train"]["step"][0] == 0 and found["train"]["step"][-1] == 999
-    assert found["online"] == {"step": [5, 10], "online_knn_accuracy": [5, 10]}
-    assert [(w.step, w.words) for w in found.warnings] == [(1000, "<b>")]
+    analysis = run_facts.training_curves(log)
+    assert len(analysis["train"]["step"]) == 400
+    assert analysis["train"]["step"][0] == 0 and analysis["train"]["step"][-1] == 999
+    assert analysis["online"] == {"step": [5, 10], "online_knn_accuracy": [5, 10]}
+    assert [(w.step, w.words) for w in analysis.warnings] == [(1000, "<b>")]
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "words.json").write_text('{"protocol": "mine", "temperature": "0.1"}')

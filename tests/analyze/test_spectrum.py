@@ -51,7 +51,7 @@ def test_effective_rank_is_the_logs():
     assert effective_rank(spectrum(torch.block_diag(square, square))) == pytest.approx(4)
 
 
-def test_wrong_input_is_told():
+def test_wrong_input_raises():
     with pytest.raises(ValueError, match="must be"):
         spectrum(torch.zeros(3))
     with pytest.raises(ValueError, match="from 1 to 2"):

@@ -8,13 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pytest
 
 import simplicia
 from simplicia import cli, methods
+from simplicia.cli.options import OutputFile
+from simplicia.cli.verbs import Verb
 from simplicia.errors import UserError
+from simplicia.settings import Range
 
 TINY = ["--epochs", "1", "--batch-size", "250", "--sem.simplices", "8", "--byol.hidden", "32", "--quiet"]
 
@@ -302,3 +308,55 @@ def test_steps_on_real_cifar100(capsys):
     assert cli.main(["pretrain", "cifar100-byol-sem", *small.split()]) == 0  # takes three steps
     output = capsys.readouterr().err
     assert "50,000 images of cifar100" in output and "steps: 781,000 (781 per epoch)" in output
+
+
+def test_help_is_printed_without_torch():
+    code = "import sys; from simplicia.cli import main; main(['--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "reproduce" in done.stdout and done.stdout.endswith("False\n")
+
+
+def test_the_parameters_of_a_verb_are_its_arguments_and_options(capsys):
+    calls = []
+
+    @dataclass(kw_only=True)
+    class Shared:
+        run: Annotated[str, "folder of a run"]
+        share: Annotated[float, "of 100 %", Range(low=0)] = 0.5
+
+    def function(
+        given: Shared,
+        files: Annotated[tuple[str, ...], "files"] = (),
+        *,
+        only: Annotated[list[str] | None, "collected when repeated"] = None,
+        taus: Annotated[tuple[float, ...] | None, "the last ones count"] = None,
+        list_: Annotated[bool, "a flag"] = False,
+        prune: Annotated[bool | None, "yes, no or undecided"] = None,
+        json: Annotated[bool | OutputFile | None, "with or without a value"] = None,
+    ) -> None:
+        """Do nothing."""
+        calls.append((given.run, given.share, [*files], only, taus, list_, prune, json))
+
+    verb = Verb("try RUN [FILE …]", "try", function, None)
+    verb.run(["here"])
+    words = "here a b --only x --only y z --taus 1 2 --taus 3 --list --no-prune --json --share 2"
+    verb.run(words.split())
+    verb.run(["--json", "out.json", "--prune", "here"])
+    assert calls == [
+        ("here", 0.5, [], None, None, False, None, None),
+        ("here", 2.0, ["a", "b"], ["x", "y", "z"], [3.0], True, False, True),
+        ("here", 0.5, [], None, None, False, True, Path("out.json")),
+    ]
+    for words, message in (
+        ([], "required: RUN"),
+        (["here", "--share", "-1"], "--share: '-1' is not a number from 0 up; see simplicia try --help"),
+        (["here", "--shares", "1"], "unknown option --shares; did you mean --share"),
+        (["here", "--json", "."], "'.' is not the path of a file"),
+    ):
+        with pytest.raises(UserError) as error:
+            verb.run(words)
+        assert message in str(error.value)
+    with pytest.raises(SystemExit):
+        verb.run(["--help"])
+    page = " ".join(capsys.readouterr().out.split())
+    assert "--share X of 100 % (default: 0.5)" in page and "--prune, --no-prune yes, no or undecided" in page

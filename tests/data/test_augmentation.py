@@ -107,8 +107,7 @@ def test_each_colour_adjustment_agrees_with_torchvision(kind, operation, levels)
     hues, others = [-0.5, -0.21, 0.0, 0.07, 0.34, 0.5], [0.0, 0.3, 0.9, 1.0, 1.4, 3.0]
     factors = torch.tensor([1.0, 1.0, 1.0, 0.0]).repeat(6, 1)
     factors[:, kind] = torch.tensor(hues if kind == P.HUE else others)
-    order, everywhere = torch.arange(4).repeat(6, 1), torch.ones(6, dtype=torch.bool)
-    adjusted = P.colour_jitter(images, factors, order, everywhere)
+    adjusted = P.colour_jitter(images, factors, torch.arange(4).repeat(6, 1))
     assert_close(adjusted, each(operation, images, factors[:, kind]))
 
 
@@ -117,44 +116,31 @@ def test_colour_jitter_agrees_with_torchvision_in_every_order():
     order = torch.tensor(list(itertools.permutations(range(4))))
     images = float_images(len(order))
     factors, _ = V.sample_jitter(len(order), V.ViewSettings(saturation=0.8, hue=0.4), CPU)
-    apply = torch.arange(len(order)) % 5 != 0
-    jittered = P.colour_jitter(images, factors, order, apply)
+    jittered = P.colour_jitter(images, factors, order)
     for i, image in enumerate(images):
-        for kind in order[i].tolist() if apply[i] else ():
+        for kind in order[i].tolist():
             image = steps[kind](image, factors[i, kind].item())
         # Hue magnifies rounding errors where a later step left a pixel almost grey.
         assert_close(jittered[i], image, 3e-5)
-    assert torch.equal(jittered[~apply], images[~apply])
 
 
 @pytest.mark.parametrize("height, width, kernel_size", [(32, 32, 3), (17, 23, 5), (40, 33, 23)])
 def test_gaussian_blur_agrees_with_torchvision(height, width, kernel_size):
     images, sigma = float_images(6, height, width), torch.tensor([0.1, 0.4, 0.8, 1.3, 2.0, 5.0])
-    apply = torch.tensor([True, True, True, True, False, True])
-    blurred = P.gaussian_blur(images, sigma, kernel_size, apply)
+    blurred = P.gaussian_blur(images, sigma, kernel_size)
     reference = each(lambda image, s: TF.gaussian_blur(image, [kernel_size] * 2, [s, s]), images, sigma)
-    assert_close(blurred[apply], reference[apply])
-    assert torch.equal(blurred[~apply], images[~apply])
+    assert_close(blurred, reference)
 
 
 def test_blur_kernel_is_odd_and_a_tenth_of_the_size():
     assert [P.blur_kernel_size(size) for size in (8, 32, 64, 96, 224)] == [3, 3, 7, 9, 23]
 
 
-@pytest.mark.parametrize(
-    "ours, reference",
-    [
-        (P.greyscale, lambda image: TF.rgb_to_grayscale(image, 3)),
-        (lambda images, apply: P.solarise(images, 0.25, apply), lambda image: TF.solarize(image, 0.25)),
-        (P.flip, TF.horizontal_flip),
-    ],
-)
-def test_grey_solarise_and_flip_agree_with_torchvision_where_applied(ours, reference):
-    images, apply = float_images(), torch.tensor([True, False, True, True, False, True])
+def test_greyscale_and_solarise_agree_with_torchvision():
+    images = float_images()
     images[0, :, 0, 0] = 0.25  # the threshold itself
-    result = ours(images, apply)
-    assert_close(result[apply], reference(images[apply]), 1e-6)
-    assert torch.equal(result[~apply], images[~apply])
+    assert_close(P.greyscale(images), TF.rgb_to_grayscale(images, 1), 1e-6)
+    assert_close(P.solarise(images, 0.25), TF.solarize(images, 0.25), 1e-6)
 
 
 def test_normalise_agrees_with_torchvision():
@@ -280,9 +266,16 @@ def test_jitter_factors_and_orders_have_torchvisions_distribution():
 
 
 def test_probabilities_zero_and_one_are_exact():
-    assert not V.sample_apply(100_000, 0.0, CPU).any()
-    assert V.sample_apply(100_000, 1.0, CPU).all()
-    assert abs(V.sample_apply(100_000, 0.2, CPU).float().mean() - 0.2) < 0.01
+    before, after = torch.zeros(100_000, 1, 1, 1), torch.ones(100_000, 1, 1, 1)
+    assert not V.sometimes(0.0, after, before).any()
+    assert V.sometimes(1.0, after, before).all()
+    assert abs(V.sometimes(0.2, after, before).mean() - 0.2) < 0.01
+
+
+def test_samples_change_as_a_unit():
+    before, after = torch.zeros(50, 3, 4, 4), torch.ones(50, 3, 4, 4)
+    shares = V.sometimes(0.5, after, before).mean((1, 2, 3))
+    assert set(shares.tolist()) == {0.0, 1.0}
 
 
 # ---- views
@@ -294,13 +287,12 @@ def view_of(images, **changes):
 
 def test_each_setting_controls_its_own_operation():
     images = uint8_images()
-    pixels, all_of_them = images.float() / 255, torch.ones(6, dtype=torch.bool)
+    pixels = images.float() / 255
     assert_close(view_of(images), pixels, 1e-6)
     assert_close(view_of(images, flip=1.0), pixels.flip(3), 1e-6)
-    assert_close(view_of(images, grey=1.0), P.greyscale(pixels, all_of_them), 1e-6)
-    solarised = P.solarise(pixels, 0.5, all_of_them)
-    assert_close(view_of(images, solarise=(1.0,)), solarised, 1e-6)
-    blurred = P.gaussian_blur(pixels, torch.full((6,), 0.7), 3, all_of_them)
+    assert_close(view_of(images, grey=1.0), P.greyscale(pixels).expand(-1, 3, -1, -1), 1e-6)
+    assert_close(view_of(images, solarise=(1.0,)), P.solarise(pixels, 0.5), 1e-6)
+    blurred = P.gaussian_blur(pixels, torch.full((6,), 0.7), 3)
     assert_close(view_of(images, blur=(1.0,), blur_sigma=(0.7, 0.7)), blurred)
     still = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
     assert_close(view_of(images, jitter_prob=1.0, **still), pixels, 1e-6)
@@ -312,9 +304,8 @@ def test_each_setting_controls_its_own_operation():
 
 def test_operations_are_applied_in_order():
     images = uint8_images()
-    pixels, everywhere = images.float() / 255, torch.ones(6, dtype=torch.bool)
-    grey = P.greyscale(pixels, everywhere)
-    expected = P.solarise(P.gaussian_blur(grey, torch.full((6,), 0.7), 3, everywhere), 0.5, everywhere)
+    grey = P.greyscale(images.float() / 255).expand(-1, 3, -1, -1)
+    expected = P.solarise(P.gaussian_blur(grey, torch.full((6,), 0.7), 3), 0.5)
     ours = view_of(images, grey=1.0, blur=(1.0,), blur_sigma=(0.7, 0.7), solarise=(1.0,))
     assert_close(ours, expected)
 
@@ -332,12 +323,12 @@ def test_batched_operations_equal_single_samples():
     images, n = float_images(6, 32, 32), 6
     boxes = V.sample_boxes(n, 32, 32, (0.08, 1.0), (3 / 4, 4 / 3), CPU)
     factors, order = V.sample_jitter(n, BYOL, CPU)
-    apply, sigma = V.sample_apply(n, 0.5, CPU), torch.rand(n) + 0.1
+    sigma = torch.rand(n) + 0.1
 
     def pipeline(i):
         x = P.resized_crop(images[i], boxes[i], 20)
-        x = P.greyscale(P.colour_jitter(x, factors[i], order[i], apply[i]), ~apply[i])
-        return P.flip(P.solarise(P.gaussian_blur(x, sigma[i], 3, apply[i]), 0.5, apply[i]), apply[i])
+        x = P.gaussian_blur(P.colour_jitter(x, factors[i], order[i]), sigma[i], 3)
+        return torch.cat((P.greyscale(x), P.solarise(x, 0.5)), 1)
 
     one_by_one = torch.cat([pipeline(slice(i, i + 1)) for i in range(n)])
     assert_close(pipeline(slice(None)), one_by_one)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from simplicia.data import datasets, decoding
+from simplicia.data import datasets, decoding, image_files
 from simplicia.errors import UserError
 
 
@@ -129,7 +129,7 @@ def test_an_interrupt_leaves_no_cache(photos, cache):
 
 
 def test_temporary_errors_are_not_cached(photos, cache, monkeypatch):
-    decode = decoding.decode
+    decode = image_files.decode
 
     def fails(path, size, keep_aspect):
         if path.name == "05.png":
@@ -137,7 +137,7 @@ def test_temporary_errors_are_not_cached(photos, cache, monkeypatch):
         return decode(path, size, keep_aspect)
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoding, "decode", fails)
+        patch.setattr(image_files, "decode", fails)
         some = read(photos)
     assert len(some) == 10 and ("05.png", "Too many open files") in some.skipped
     assert list(cache.iterdir()) == []

@@ -131,7 +131,7 @@ def test_run_directories_are_ignored_and_unsupported_formats_reported(tmp_path, 
     for name in ("a/5.HEIC", "notes.txt"):
         (tmp_path / name).write_text("?")
     listing, test, _ = folder.layout(tmp_path)
-    assert test is None and set(listing.classes) == {"a", "b"} and len(listing.files) == 4
+    assert test is None and {name for _, name in listing.entries} == {"a", "b"} and len(listing.files) == 4
     assert [(path.name, why.split()[0]) for path, why in listing.skipped] == [("5.HEIC", ".heic")]
     monkeypatch.chdir(tmp_path)
     assert sorted(folder.read_all(Path("."), 8).files) == ["a/1.png", "a/2.jfif", "b/3.jpg", "b/4.png"]

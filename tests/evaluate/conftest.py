@@ -1,6 +1,6 @@
-"""A small labelled folder and small runs trained on it, for the evaluations that take minutes on more.
+"""A small labelled folder and small runs trained on it, for evaluations that take minutes on larger ones.
 
-``run`` and ``sets`` are an untrained run and some shapes, where a file has none of its own.
+Files without their own ``run`` and ``sets`` get an untrained run and some of the shapes.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ def embed_run(tmp_path_factory, colours):
 
 @pytest.fixture(scope="module")
 def run():
-    """A run that has not learned anything: a probe is the same on any features."""
+    """An untrained run: probes work the same on any features."""
     torch.manual_seed(0)
     recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 16, "options.hidden": 32})
     mean, std = load("shapes", "test").statistics()
@@ -91,7 +91,7 @@ def sets():
 
 @pytest.fixture
 def fails(capsys):
-    """The one line that a wrong command is answered with."""
+    """Run a wrong command and return its one-line error."""
 
     def answer(*words):
         capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Runs side by side through the command line: what was measured differently never shares a row."""
+"""Comparing runs on the command line: different measurements never share a row."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from simplicia import cli
-from simplicia.cli.compare import column
+from simplicia.cli.evaluate import column
 from simplicia.data.datasets import load
 from simplicia.evaluate.compare import compare
 
@@ -56,24 +56,26 @@ def runs(folder, tmp_path_factory):
     return path
 
 
-def rows(found, **wanted):
-    return [row for row in found["rows"] if all(row[key] == value for key, value in wanted.items())]
+def rows(result, **wanted):
+    return [row for row in result["rows"] if all(row[key] == value for key, value in wanted.items())]
 
 
-def test_the_verb_writes_the_papers_protocol(runs):
+def test_probe_command_writes_the_papers_protocol(runs):
     (file,) = (runs / "byol-sem/results").glob("probe-cifar-changed-sem-2-seeds-epochs-*.json")
-    found = json.loads(file.read_text())
-    assert found["protocol"] == "offline linear probe" and found["online"] is False
+    result = json.loads(file.read_text())
+    assert result["protocol"] == "offline linear probe" and result["online"] is False
     assert (
-        found["preset"] == "cifar, changed" and found["views"] == "crop and flip" and found["seeds"] == [0, 1]
+        result["preset"] == "cifar, changed"
+        and result["views"] == "crop and flip"
+        and result["seeds"] == [0, 1]
     )
-    assert set(found["selected"]) == {"lr", "l1", "l2"} and found["selected"]["lr"] in (0.01, 0.1, 0.2)
-    assert [row["temperature"] for row in found["per_temperature"]] == [1e-4, 0.001, 0.01, 0.1, 1, 10]
-    matrix = found["temperature_matrix"]["accuracy"]
+    assert set(result["selected"]) == {"lr", "l1", "l2"} and result["selected"]["lr"] in (0.01, 0.1, 0.2)
+    assert [row["temperature"] for row in result["per_temperature"]] == [1e-4, 0.001, 0.01, 0.1, 1, 10]
+    matrix = result["temperature_matrix"]["accuracy"]
     assert [len(row) for row in matrix] == [6] * 6
-    diagonal = [row["accuracy"] for row in found["per_temperature"]]
+    diagonal = [row["accuracy"] for row in result["per_temperature"]]
     assert [matrix[i][i] for i in range(6)] == pytest.approx(diagonal)
-    assert (found["train_images"], found["validation_images"], found["test_images"]) == (80, 9, 40)
+    assert (result["train_images"], result["validation_images"], result["test_images"]) == (80, 9, 40)
     schema = {
         "dataset",
         "encoder",
@@ -85,10 +87,10 @@ def test_the_verb_writes_the_papers_protocol(runs):
         "seconds",
     }
     schema |= {"top5_accuracy", "top5_standard_error", "standard_deviation", "torch", "device", "commit"}
-    assert schema <= found.keys()
+    assert schema <= result.keys()
 
 
-def test_seeds_repeat_a_preset_and_other_settings_change_it(runs, tmp_path):
+def test_other_settings_change_a_preset_and_seeds_do_not(runs, tmp_path):
     for words, preset in ((["--seeds", "2", "--seed", "5"], "quick"), (["--epochs", "3"], "quick, changed")):
         path = tmp_path / "p.json"
         probe = ["probe", str(runs / "byol"), "--quiet", "--json", str(path)]
@@ -96,18 +98,18 @@ def test_seeds_repeat_a_preset_and_other_settings_change_it(runs, tmp_path):
         assert json.loads(path.read_text())["preset"] == preset
 
 
-def test_what_was_measured_alike_shares_a_row(runs):
-    found = compare([runs / "byol", runs / "byol-sem"]).to_json()
-    assert [run["recipe"] for run in found["runs"]] == ["byol", "byol-sem"]
+def test_equal_measurements_share_a_row(runs):
+    result = compare([runs / "byol", runs / "byol-sem"]).to_json()
+    assert [run["recipe"] for run in result["runs"]] == ["byol", "byol-sem"]
     for protocol in ("linear probe", "weighted kNN"):
-        (row,) = rows(found, protocol=protocol, layer="encoder", when="offline", dataset="figures")
+        (row,) = rows(result, protocol=protocol, layer="encoder", when="offline", dataset="figures")
         stored = {"linear probe": "probe-quick-changed-encoder-*", "weighted kNN": "knn-encoder"}[protocol]
         for cell, name in zip(row["cells"], ("byol", "byol-sem"), strict=True):
             (file,) = (runs / name / "results").glob(f"{stored}.json")
             assert cell["accuracy"] == json.loads(file.read_text())["accuracy"]
 
 
-def test_a_trial_of_other_settings_leaves_the_probe_that_was_there(runs, tmp_path, capsys):
+def test_other_settings_do_not_overwrite_a_probe(runs, tmp_path, capsys):
     shutil.copytree(runs / "byol", run := tmp_path / "run")
     before = {path.name for path in (run / "results").iterdir()}
     for words in (
@@ -131,40 +133,40 @@ def test_a_trial_of_other_settings_leaves_the_probe_that_was_there(runs, tmp_pat
     assert [v for v in variants if "best of 3" in v and "changed" not in v]
 
 
-def test_what_was_measured_otherwise_does_not(runs):
-    found = compare([runs / "byol", runs / "byol-sem"]).to_json()
-    assert rows(found, dataset="digits")[0]["cells"][1] is None
-    online = [row for row in found["rows"] if row["online"]]
+def test_different_measurements_have_different_rows(runs):
+    result = compare([runs / "byol", runs / "byol-sem"]).to_json()
+    assert rows(result, dataset="digits")[0]["cells"][1] is None
+    online = [row for row in result["rows"] if row["online"]]
     temperatures = {row["temperature"] for row in online if row["layer"] == "sem"}
     assert temperatures == {"0", "0.1", "1 (own)"}
     assert all(row["cells"][0] is None and "standard_error" not in row["cells"][1] for row in online)
-    assert len(rows(found, protocol="linear probe", layer="encoder")) == 2  # one online, one offline
-    assert rows(found, network="target")[0]["layer"] == "codes"
-    by_cosine = rows(found, protocol="weighted kNN", layer="sem")
+    assert len(rows(result, protocol="linear probe", layer="encoder")) == 2  # one online, one offline
+    assert rows(result, network="target")[0]["layer"] == "codes"
+    by_cosine = rows(result, protocol="weighted kNN", layer="sem")
     assert [row["temperature"] for row in by_cosine] == ["0.5", "1"]
-    (chosen,) = rows(found, temperature="chosen")
+    (chosen,) = rows(result, temperature="chosen")
     assert chosen["cells"][1]["temperature"] in (1e-4, 0.001, 0.01, 0.1, 1, 10)
-    keys = [tuple(str(row[key]) for key in row if key != "cells") for row in found["rows"]]
+    keys = [tuple(str(row[key]) for key in row if key != "cells") for row in result["rows"]]
     assert len(set(keys)) == len(keys)
 
 
-def test_a_run_that_was_trained_on_is_told_from_what_it_was(runs, tmp_path):
+def test_results_of_an_earlier_checkpoint_have_their_own_rows(runs, tmp_path):
     again = tmp_path / "run"
     shutil.copytree(runs / "byol", again)
     state = next((again / "checkpoint").iterdir()) / "state.json"
     content = json.loads(state.read_text())
     step = content["step"]
     state.write_text(json.dumps({**content, "step": step + 5, "total_steps": step + 9}))
-    found = compare([again, runs / "byol"]).to_json()
-    for row in found["rows"]:
+    result = compare([again, runs / "byol"]).to_json()
+    for row in result["rows"]:
         old, new = row["cells"]
         assert (old is None) is not (new is None)
         assert (f"of an earlier checkpoint, step {step}" in row["variant"]) is (old is not None)
-    assert column(found["runs"][0]).endswith(f", stopped at step {step + 5} of {step + 9})")
-    assert "stopped" not in column(found["runs"][1])
+    assert column(result["runs"][0]).endswith(f", stopped at step {step + 5} of {step + 9})")
+    assert "stopped" not in column(result["runs"][1])
 
 
-def test_folders_of_one_name_share_neither_files_nor_rows(runs, folder, tmp_path, draw, capsys):
+def test_folders_with_the_same_name_have_different_files_and_rows(runs, folder, tmp_path, draw, capsys):
     again = tmp_path / "run"
     shutil.copytree(runs / "byol", again)
     for file in (again / "results").iterdir():
@@ -174,29 +176,29 @@ def test_folders_of_one_name_share_neither_files_nor_rows(runs, folder, tmp_path
     for path in (folder, *paths):
         assert cli.main(["knn", str(again), "--data", str(path)]) == 0
     assert len(list((again / "results").iterdir())) == 5 and (again / "results/knn-encoder.json").exists()
-    found = [row["dataset"] for row in compare([again]).to_json()["rows"]]
-    assert sorted(found) == sorted([str(folder), *map(str, paths[:2]), "\u732b", "\u72ac"])
+    result = [row["dataset"] for row in compare([again]).to_json()["rows"]]
+    assert sorted(result) == sorted([str(folder), *map(str, paths[:2]), "\u732b", "\u72ac"])
 
 
-def test_what_could_not_be_read_is_told_and_stored(runs, tmp_path, draw, capsys):
+def test_skipped_files_are_printed_and_stored(runs, tmp_path, draw, capsys):
     path = draw(tmp_path / "some", {"train": 4, "test": 2})
     for name in ("blue/blue_train_0.png", "red/red_train_1.png"):
         (path / "train" / name).write_bytes(b"no image")
-    out = tmp_path / "found.json"
+    out = tmp_path / "result.json"
     assert cli.main(["knn", str(runs / "byol"), "--data", str(path), "--json", str(out)]) == 0
-    told = "some: skipped train/blue/blue_train_0.png (not an image of a known format), and 1 more"
-    assert told in capsys.readouterr().err
-    found = json.loads(out.read_text())
-    assert (found["skipped_files"], found["train_images"], found["data"]) == (2, 10, str(path))
+    message = "some: skipped train/blue/blue_train_0.png (not an image of a known format), and 1 more"
+    assert message in capsys.readouterr().err
+    result = json.loads(out.read_text())
+    assert (result["skipped_files"], result["train_images"], result["data"]) == (2, 10, str(path))
     (path / "stray.png").write_bytes((path / "train/red/red_train_0.png").read_bytes())
     for name in ("train", "test"):
         (path / name).rename(path / f"{name}s")  # as classes
-    assert "no labels to measure with: stray.png lies beside" in complaint(
+    assert "no labels to measure with: stray.png is outside" in complaint(
         capsys, "knn", str(runs / "byol"), "--data", str(path)
     )
 
 
-def test_the_table_and_the_json_say_the_same(runs, capsys, tmp_path):
+def test_table_and_json_have_the_same_numbers(runs, capsys, tmp_path):
     words = ["compare", str(runs / "byol"), str(runs / "byol-sem"), "--json"]
     assert cli.main(words) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -217,7 +219,7 @@ def complaint(capsys, *words):
 
 def test_mistakes_are_one_line_and_status_two(runs, folder, tmp_path, capsys):
     byol = runs / "byol"
-    for words, told in (
+    for words, message in (
         (("compare", tmp_path), "is not a run"),
         (("compare", byol, "--jsn"), "--json"),
         (("probe", byol, "--layer", "sem"), "no layer 'sem'"),
@@ -228,7 +230,7 @@ def test_mistakes_are_one_line_and_status_two(runs, folder, tmp_path, capsys):
         (("probe", byol, "--seeds", "0"), "seeds is 0"),
         (("probe", byol, "--network", "teacher"), "target"),
     ):
-        assert told in complaint(capsys, *words)
+        assert message in complaint(capsys, *words)
     unseen = tmp_path / "unseen"
     shutil.copytree(folder, unseen)
     shutil.rmtree(unseen / "train/class3")
@@ -237,22 +239,22 @@ def test_mistakes_are_one_line_and_status_two(runs, folder, tmp_path, capsys):
     shutil.copytree(folder, lonely)
     for path in sorted((lonely / "train/class2").iterdir())[1:]:
         path.unlink()
-    told = complaint(capsys, "probe", byol, "--data", lonely, "--validation", 1)
-    assert "'class2' has 1, and needs 2" in told
-    told = complaint(capsys, "probe", byol, "--temperatures", 0.1)
-    assert "--temperatures applies to layer sem; layer 'encoder' takes none" in told
+    message = complaint(capsys, "probe", byol, "--data", lonely, "--validation", 1)
+    assert "'class2' has 1, and needs 2" in message
+    message = complaint(capsys, "probe", byol, "--temperatures", 0.1)
+    assert "--temperatures applies to layer sem; layer 'encoder' takes none" in message
     (tmp_path / "competition").mkdir()
     shutil.copytree(folder / "train", tmp_path / "competition/train")
     shutil.copytree(next((folder / "train").iterdir()), tmp_path / "competition/test")
-    told = complaint(capsys, "knn", byol, "--data", tmp_path / "competition")
-    assert "the test images of competition have no classes" in told
+    message = complaint(capsys, "knn", byol, "--data", tmp_path / "competition")
+    assert "the test images of competition have no classes" in message
 
 
 def tuned(**more):
     """A result of semi, or with other fields of another protocol."""
     trials = [{"lr": 0.1, "epochs": e, "temperature": t} for e in (1, 2) for t in (0.1, 1.0)]
-    found = {"protocol": "semi-supervised, fine-tuned", "dataset": "d", "layer": "sem", "network": "online"}
-    found |= {
+    result = {"protocol": "semi-supervised, fine-tuned", "dataset": "d", "layer": "sem", "network": "online"}
+    result |= {
         "accuracy": 50.0,
         "temperature": 0.1,
         "epochs": 1,
@@ -260,10 +262,10 @@ def tuned(**more):
         "fraction": 0.1,
         "trials": trials,
     }
-    return found | {"labelled_list": "drawn from seed 0", "tune_batch_size": 8, "weight_decay": 0.0} | more
+    return result | {"labelled_list": "drawn from seed 0", "tune_batch_size": 8, "weight_decay": 0.0} | more
 
 
-def test_what_was_chosen_is_not_in_the_row_and_what_was_set_is(runs, tmp_path):
+def test_rows_state_given_settings_and_not_chosen_ones(runs, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
     for folder in (one, other):
         (folder / "results").mkdir(parents=True)
@@ -307,7 +309,7 @@ def test_what_was_chosen_is_not_in_the_row_and_what_was_set_is(runs, tmp_path):
         {"changed": [3]},
     ],
 )
-def test_results_with_numbers_that_are_none_are_left_out(runs, tmp_path, damage):
+def test_results_with_invalid_numbers_are_left_out(runs, tmp_path, damage):
     copied = tmp_path / "run"
     shutil.copytree(runs / "byol", copied)
     before = compare([copied]).to_json()["rows"]

@@ -1,4 +1,4 @@
-"""Corruptions: laws that all fifteen keep, at CIFAR's size and others, and JPEG against a real codec."""
+"""Corruptions: properties of all fifteen, at CIFAR's size and others, and JPEG against a real codec."""
 
 import io
 
@@ -45,10 +45,10 @@ def test_there_are_fifteen():
 def test_each_severity_is_farther_from_the_clean_image(images, name, size):
     clean, distances = at(images, size), []
     for severity in range(1, 6):
-        found = corrupt(clean, name, severity, generator())
-        assert found.shape == clean.shape and found.dtype == torch.float32
-        assert found.isfinite().all() and found.min() >= 0 and found.max() <= 1
-        distances.append((found - clean).abs().mean().item())
+        result = corrupt(clean, name, severity, generator())
+        assert result.shape == clean.shape and result.dtype == torch.float32
+        assert result.isfinite().all() and result.min() >= 0 and result.max() <= 1
+        distances.append((result - clean).abs().mean().item())
     assert distances[0] > 1e-4 and distances == sorted(set(distances)), distances
 
 
@@ -85,10 +85,10 @@ def test_constants_are_the_published_ones_at_the_published_sizes():
 @given(size=st.integers(16, 500), severity=st.integers(1, 5), name=st.sampled_from(names()))
 def test_constants_lie_between_the_published_ones(size, severity, name):
     small, large, lengths = _LADDERS[name]
-    for i, found in enumerate(constants(name, severity, size)):
+    for i, result in enumerate(constants(name, severity, size)):
         ends = sorted((small[severity - 1][i], large[severity - 1][i]))
         if i not in lengths or 32 <= size <= 224:
-            assert ends[0] - 1e-9 <= found <= ends[1] + 1e-9
+            assert ends[0] - 1e-9 <= result <= ends[1] + 1e-9
 
 
 def test_noises_have_the_moments_they_name():
@@ -98,12 +98,12 @@ def test_noises_have_the_moments_they_name():
         sigma, rel=0.03
     )
     (photons,) = constants("shot_noise", 1, 64)
-    found = corrupt(grey, "shot_noise", 1, generator())
-    assert found.mean().item() == pytest.approx(0.5, abs=0.01)
-    assert found.var().item() == pytest.approx(0.5 / photons, rel=0.05)
+    result = corrupt(grey, "shot_noise", 1, generator())
+    assert result.mean().item() == pytest.approx(0.5, abs=0.01)
+    assert result.var().item() == pytest.approx(0.5 / photons, rel=0.05)
     (share,) = constants("impulse_noise", 3, 64)
-    found = corrupt(grey, "impulse_noise", 3, generator())
-    assert (found != 0.5).float().mean().item() == pytest.approx(share, rel=0.1)
+    result = corrupt(grey, "impulse_noise", 3, generator())
+    assert (result != 0.5).float().mean().item() == pytest.approx(share, rel=0.1)
 
 
 def test_blurs_keep_a_uniform_image():
@@ -138,8 +138,8 @@ def test_jpeg_is_within_a_grey_level_or_two_of_a_real_codec(images, quality, siz
 @settings(max_examples=10)
 @given(st.integers(1, 100), st.integers(1, 40), st.integers(1, 40))
 def test_jpeg_takes_any_size_and_quality(quality, height, width):
-    found = jpeg(torch.rand(2, 3, height, width, generator=generator()), quality)
-    assert found.shape == (2, 3, height, width) and found.min() >= 0 and found.max() <= 1
+    result = jpeg(torch.rand(2, 3, height, width, generator=generator()), quality)
+    assert result.shape == (2, 3, height, width) and result.min() >= 0 and result.max() <= 1
 
 
 def test_wrong_requests(images):

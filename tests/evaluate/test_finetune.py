@@ -1,4 +1,4 @@
-"""Fine-tuning: the verb end to end, the trainer's constants, choosing without the test set."""
+"""Fine-tuning: the command end to end, the trainer's constants, choosing without the test set."""
 
 import dataclasses
 import itertools
@@ -37,16 +37,16 @@ def sets(run, colours):
     return load_splits(run, str(colours))
 
 
-def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
+def test_command_prints_the_numbers_it_writes(small_run, colours, capsys, tmp_path):
     out = tmp_path / "f.json"
     words = f"finetune {small_run} --data {colours} --steps 4 --lrs 0.01 0.05 --batch-size 16 --json {out}"
     assert cli.main(words.split()) == 0
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert f"{found['accuracy']:.1f} ±" in said and found["protocol"] == "transfer, fine-tuned"
-    assert found["layer"] == "sem" and found["temperature"] == 1 and found["steps"] == 4
-    assert [row["lr"] for row in found["trials"]] == [0.01, 0.05]
-    best = max(found["trials"], key=lambda row: row["validation_accuracy"])
-    assert found["lr"] == best["lr"] and found["train_images"] == 48
+    result, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert f"{result['accuracy']:.1f} ±" in said and result["protocol"] == "transfer, fine-tuned"
+    assert result["layer"] == "sem" and result["temperature"] == 1 and result["steps"] == 4
+    assert [row["lr"] for row in result["trials"]] == [0.01, 0.05]
+    best = max(result["trials"], key=lambda row: row["validation_accuracy"])
+    assert result["lr"] == best["lr"] and result["train_images"] == 48
 
 
 def test_the_papers_numbers_are_the_defaults():
@@ -59,9 +59,9 @@ def test_the_papers_numbers_are_the_defaults():
         assert 1 - batch_norm_momentum(steps) == pytest.approx(max(1 - 10 / steps, 0.9))
 
 
-def test_everything_is_trained_and_the_run_is_left_alone(run, sets):
+def test_all_parameters_are_trained_and_the_run_does_not_change(run, sets):
     before = {k: v.clone() for k, v in run.method.state_dict().items()}
-    model = tune(run, sets.train.images, sets.train.labels, 3, Trial(0.1, 3, 1.0), QUICK)
+    model = tune(run, sets.train, Trial(0.1, 3, 1.0), QUICK)
     for key, value in run.method.state_dict().items():
         assert value.equal(before[key])
     fresh = Classifier(run, 3, 1.0)
@@ -69,47 +69,39 @@ def test_everything_is_trained_and_the_run_is_left_alone(run, sets):
         assert not p.equal(q), name
 
 
-def test_statistics_move_as_the_paper_says(run, sets, monkeypatch):
+def test_batch_norm_has_the_papers_momentum(run, sets, monkeypatch):
     """Batches of 2 are 24 an epoch, for which it would be torch's own 0.1: from 100 on it is less."""
     monkeypatch.setattr(simplicia.evaluate.finetune, "batch_norm_momentum", lambda steps: 1 / steps)
     few = dataclasses.replace(QUICK, batch_size=2)
-    model = tune(run, sets.train.images, sets.train.labels, 3, Trial(0.01, 1, 1.0), few)
+    model = tune(run, sets.train, Trial(0.01, 1, 1.0), few)
     norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
     assert norms and all(m.momentum == 1 / (len(sets.train) // 2) for m in norms)
 
 
-def test_who_diverges_is_never_chosen(run, sets):
+def test_diverged_trial_is_never_chosen(run, sets):
     wild = dataclasses.replace(QUICK, lrs=(1e30, 0.01))
-    found = finetune(run, sets, "encoder", wild)
-    assert found["lr"] == 0.01 and found["trials"][0]["validation_accuracy"] == 0
+    result = finetune(run, sets, "encoder", wild)
+    assert result["lr"] == 0.01 and result["trials"][0]["validation_accuracy"] == 0
 
 
-def test_the_callers_random_numbers_go_on(run, sets):
+def test_tuning_keeps_the_callers_random_state(run, sets):
     torch.manual_seed(123)
     expected = torch.rand(3)
     torch.manual_seed(123)
-    tune(run, sets.train.images, sets.train.labels, 3, Trial(0.01, 1, 1.0), QUICK)
+    tune(run, sets.train, Trial(0.01, 1, 1.0), QUICK)
     assert torch.rand(3).equal(expected)
 
 
-def test_a_training_is_a_function_of_its_seed(run, sets):
+def test_training_depends_only_on_its_seed(run, sets):
     trained = [
-        tune(
-            run,
-            sets.train.images,
-            sets.train.labels,
-            3,
-            Trial(0.1, 3, None),
-            dataclasses.replace(QUICK, seed=s),
-        )
-        for s in (0, 0, 1)
+        tune(run, sets.train, Trial(0.1, 3, None), dataclasses.replace(QUICK, seed=s)) for s in (0, 0, 1)
     ]
     scores = [predict(run, model, sets.test.images) for model in trained]
     assert scores[0].equal(scores[1]) and not scores[0].equal(scores[2])
 
 
-def test_images_that_stay_with_the_host_are_tuned_on_alike(run, sets, monkeypatch):
-    arguments = run, sets.train.images, sets.train.labels, len(sets.train.classes), Trial(0.05, 5, 1.0), QUICK
+def test_host_and_device_loaders_tune_the_same_model(run, sets, monkeypatch):
+    arguments = run, sets.train, Trial(0.05, 5, 1.0), QUICK
     here = tune(*arguments).state_dict()
     monkeypatch.setattr(simplicia.evaluate.finetune, "choose_loader", lambda *_: HostLoader)
     streamed = tune(*arguments).state_dict()
@@ -117,7 +109,7 @@ def test_images_that_stay_with_the_host_are_tuned_on_alike(run, sets, monkeypatc
 
 
 def test_training_learns_colours(run, sets):
-    model = tune(run, sets.train.images, sets.train.labels, 3, Trial(0.1, 40, None), QUICK)
+    model = tune(run, sets.train, Trial(0.1, 40, None), QUICK)
     right = predict(run, model, sets.test.images).argmax(1) == sets.test.labels
     assert right.float().mean() > 0.8
 
@@ -154,20 +146,20 @@ def test_an_embed_run_is_tuned_through_a_softmax(embed_run, sets):
     torch.testing.assert_close(seen[0], run.encode(sets.test.images, "sem", 0.5))
 
 
-def test_a_model_that_diverged_is_told(run, sets):
+def test_diverged_model_raises(run, sets):
     with pytest.raises(UserError, match="diverged; lower lrs"):
         finetune(run, sets, "encoder", dataclasses.replace(QUICK, lrs=(1e30,)))
 
 
 def test_mistakes_are_one_line_and_status_two(small_run, plain_run, colours, draw, tmp_path, fails):
-    def told(*words, run=small_run):
+    def message(*words, run=small_run):
         return fails("finetune", run, "--data", colours, *words)
 
-    assert "its bottleneck is 'none'" in told("--layer", "sem", run=plain_run)
-    assert "layer 'codes' cannot be fine-tuned" in told("--layer", "codes")
-    assert "lrs is (-1.0,)" in told("--lrs", -1)
-    assert "steps is 0" in told("--steps", 0)
-    assert "batch_size is 1; it must be at least 2" in told("--batch-size", 1)
-    assert "crop_scale" in told("--crop-scale", 0.5, 0.1)
-    assert "temperature is -1" in told("--temperature", -1)
-    assert "temperature is 0.0; it must be above 0" in told("--temperature", 0)
+    assert "its bottleneck is 'none'" in message("--layer", "sem", run=plain_run)
+    assert "layer 'codes' cannot be fine-tuned" in message("--layer", "codes")
+    assert "lrs is (-1.0,)" in message("--lrs", -1)
+    assert "steps is 0" in message("--steps", 0)
+    assert "batch_size is 1; it must be at least 2" in message("--batch-size", 1)
+    assert "crop_scale" in message("--crop-scale", 0.5, 0.1)
+    assert "temperature is -1" in message("--temperature", -1)
+    assert "temperature is 0.0; it must be above 0" in message("--temperature", 0)

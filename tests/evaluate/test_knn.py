@@ -1,4 +1,4 @@
-"""Nearest neighbours: votes against scikit-learn, chunks against the whole, codes without their one-hots."""
+"""Nearest neighbours: votes against scikit-learn, any size of chunks, codes without their one-hots."""
 
 import json
 
@@ -21,25 +21,25 @@ from simplicia.neighbours import cosine, nearest, overlap, vote
 
 @pytest.mark.parametrize("layer", ["encoder", "embedder", "sem", "codes"])
 def test_on_every_layer(run, sets, layer):
-    found = knn(run, *sets, layer, k=5)
-    assert found["layer"] == layer and 5 < found["accuracy"] <= found["top5_accuracy"] <= 100
-    assert found["temperature"] == {"sem": 1.0, "codes": 0.0}.get(layer)
-    assert found["similarity"] == ("overlap" if layer == "codes" else "cosine")
+    result = knn(run, *sets, layer, k=5)
+    assert result["layer"] == layer and 5 < result["accuracy"] <= result["top5_accuracy"] <= 100
+    assert result["temperature"] == {"sem": 1.0, "codes": 0.0}.get(layer)
+    assert result["similarity"] == ("overlap" if layer == "codes" else "cosine")
 
 
-def test_of_fewer_images_than_k_all_vote(run, sets):
-    found, every = (knn(run, *sets, "encoder", k=k) for k in (10**6, len(sets[0])))
-    assert found["k"] == len(sets[0]) and found["accuracy"] == every["accuracy"]
+def test_all_images_vote_if_there_are_fewer_than_k(run, sets):
+    result, every = (knn(run, *sets, "encoder", k=k) for k in (10**6, len(sets[0])))
+    assert result["k"] == len(sets[0]) and result["accuracy"] == every["accuracy"]
 
 
-def test_votes_are_weighted_by_the_temperature_asked_for(run, sets):
+def test_vote_temperature_weights_the_votes(run, sets):
     bank, queries = (run.encode(s.images, "encoder") for s in sets)
     for temperature in (0.01, 10.0):
         scores = vote(bank, sets[0].labels, queries, len(sets[0].classes), 200, temperature)
         right = (scores.argmax(1) == sets[1].labels).double().mean().item()
-        found = knn(run, *sets, "encoder", k=200, vote_temperature=temperature)
-        assert found["accuracy"] == pytest.approx(100 * right, abs=0.6)
-        assert found["vote_temperature"] == temperature
+        result = knn(run, *sets, "encoder", k=200, vote_temperature=temperature)
+        assert result["accuracy"] == pytest.approx(100 * right, abs=0.6)
+        assert result["vote_temperature"] == temperature
     nearest_only = knn(run, *sets, "encoder", k=1)["accuracy"]
     assert knn(run, *sets, "encoder", k=200, vote_temperature=1e-6)["accuracy"] == nearest_only
     assert knn(run, *sets, "encoder", k=200, vote_temperature=10.0)["accuracy"] != nearest_only
@@ -49,17 +49,17 @@ def test_votes_are_weighted_by_the_temperature_asked_for(run, sets):
     ("wrong", "words"),
     [({"k": 0}, "k is 0"), ({"k": -1}, "k is -1"), ({"vote_temperature": 0.0}, "vote_temperature is 0.0")],
 )
-def test_votes_of_nobody_are_refused(run, sets, wrong, words):
+def test_wrong_vote_settings_raise(run, sets, wrong, words):
     with pytest.raises(UserError, match=words):
         knn(run, *sets, "encoder", **wrong)
 
 
-def test_the_neighbours_that_voted_are_told(tmp_path, capsys):
+def test_result_states_how_many_neighbours_voted(tmp_path, capsys):
     small = {"epochs": 1, "batch_size": 500, "sem.simplices": 8, "quiet": True}
     run = simplicia.pretrain("shapes-byol-sem", out=tmp_path / "run", **small)
     assert main(["knn", str(run.path), "--data", "digits", "--k", "100000", "--device", "cpu"]) == 0
-    (result,) = (run.path / "results").glob("knn-*.json")
-    voted = json.loads(result.read_text())["k"]
+    (file,) = (run.path / "results").glob("knn-*.json")
+    voted = json.loads(file.read_text())["k"]
     assert voted < 100_000 and f"{voted} nearest neighbours" in capsys.readouterr().out
 
 
@@ -78,17 +78,17 @@ def test_overlap_of_codes_is_the_cosine_of_their_one_hots(run, sets):
         share = (20 - (row > last).sum()) / (row == last).sum()  # of the places that are left
         weights = ((row - row.max()) / 0.07).exp() * ((row > last) + share * (row == last))
         expected.append(torch.zeros(classes).scatter_add_(0, labels, weights))
-    found = vote(codes[0], labels, codes[1], classes, similarity=overlap, chunk=64)
-    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-5)
-    right = (found.argmax(1) == sets[1].labels).double().mean().item()
+    result = vote(codes[0], labels, codes[1], classes, similarity=overlap, chunk=64)
+    torch.testing.assert_close(result, torch.stack(expected), rtol=1e-4, atol=1e-5)
+    right = (result.argmax(1) == sets[1].labels).double().mean().item()
     assert knn(run, *sets, "codes")["accuracy"] == pytest.approx(100 * right)
 
 
-def test_the_order_of_images_decides_nothing(run, sets):
+def test_the_order_of_images_does_not_matter(run, sets):
     train, test = sets
     orders = [torch.arange(len(train)), train.labels.argsort(), train.labels.argsort(descending=True)]
-    found = [knn(run, part(train, order), test, "codes", k=7)["accuracy"] for order in orders]
-    assert len(set(found)) == 1
+    result = [knn(run, part(train, order), test, "codes", k=7)["accuracy"] for order in orders]
+    assert len(set(result)) == 1
     bank = torch.tensor([[0, 0], [0, 1], [1, 0], [0, 2]])  # the first agrees in both, the others in one
     scores = vote(bank, torch.tensor([0, 1, 2, 2]), bank[:1], 3, k=2, temperature=1.0, similarity=overlap)
     weight = np.exp(-0.5)
@@ -98,11 +98,11 @@ def test_the_order_of_images_decides_nothing(run, sets):
 
 
 def test_classes_without_a_vote_are_not_among_the_five(run, sets):
-    found = knn(run, *sets, "encoder", k=1)
-    assert found["accuracy"] == found["top5_accuracy"]
+    result = knn(run, *sets, "encoder", k=1)
+    assert result["accuracy"] == result["top5_accuracy"]
 
 
-def test_an_encoder_that_was_changed_unseen_is_measured_anew(small_run, sets):
+def test_features_are_recomputed_after_an_edit_of_data(small_run, sets):
     run = simplicia.load(small_run, "cpu")
     before = encoder_features(run, sets[1].images)
     assert encoder_features(run, sets[1].images) is before
@@ -124,7 +124,7 @@ def test_votes_against_scikit_learn():
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 9), st.integers(1, 50))
-def test_chunks_find_what_the_whole_finds(n, m, k, chunk):
+def test_chunks_give_the_same_neighbours(n, m, k, chunk):
     generator = torch.Generator().manual_seed(n)
     bank, queries = torch.randn(n, 5, generator=generator), torch.randn(m, 5, generator=generator)
     similarity, indices = nearest(bank, queries, k, chunk=chunk)

@@ -68,15 +68,15 @@ def test_every_solver_finds_scikit_learns_optimum(name, solver):
     )
     x = matrix.sparse()
     path = PATH if "codes" in name and solver != "sklearn" else PATH[:4]  # scikit-learn takes minutes
-    for regulariser, found in zip(path, fit(matrix, labels, CLASSES, path, solver), strict=True):
+    for regulariser, result in zip(path, fit(matrix, labels, CLASSES, path, solver), strict=True):
         loss, model = reference(x, labels.numpy(), regulariser)
-        scores = matrix.times(found.weight) + found.bias
+        scores = matrix.times(result.weight) + result.bias
         own = torch.nn.functional.cross_entropy(scores, labels, reduction="sum")
-        own += regulariser / 2 * found.weight.square().sum()
-        assert found.converged
-        assert own.item() == pytest.approx(found.loss, rel=1e-8, abs=1e-12)
-        assert found.loss == pytest.approx(loss, rel=1e-6)
-        guesses = (other.times(found.weight) + found.bias).argmax(1).numpy()
+        own += regulariser / 2 * result.weight.square().sum()
+        assert result.converged
+        assert own.item() == pytest.approx(result.loss, rel=1e-8, abs=1e-12)
+        assert result.loss == pytest.approx(loss, rel=1e-6)
+        guesses = (other.times(result.weight) + result.bias).argmax(1).numpy()
         near = np.sort(model.decision_function(other.sparse()), 1)
         clear = near[:, -1] - near[:, -2] > 1e-3 * (near[:, -1] - near[:, 0])
         assert clear.mean() > 0.9
@@ -95,10 +95,10 @@ def test_weak_regularisers_on_features_of_all_scales_converge():
 def test_two_classes_have_the_same_objective():
     matrix, labels = dense(80, 6)
     labels = labels % 2
-    found = [next(fit(matrix, labels, 2, [0.5], solver)) for solver in ("rotate", "direct", "sklearn")]
-    for other in found[1:]:
-        assert other.loss == pytest.approx(found[0].loss, rel=1e-6)
-        torch.testing.assert_close(other.weight, found[0].weight, rtol=1e-3, atol=1e-4)
+    result = [next(fit(matrix, labels, 2, [0.5], solver)) for solver in ("rotate", "direct", "sklearn")]
+    for other in result[1:]:
+        assert other.loss == pytest.approx(result[0].loss, rel=1e-6)
+        torch.testing.assert_close(other.weight, result[0].weight, rtol=1e-3, atol=1e-4)
 
 
 @given(n=st.integers(2, 30), simplices=st.integers(1, 12), seed=st.integers(0, 99))
@@ -116,11 +116,11 @@ def test_codes_are_their_one_hot_matrix(n, simplices, seed):
     assert (matrix.sparse().toarray() == x.numpy()).all()
 
 
-def test_pieces_are_the_whole(monkeypatch):
+def test_products_in_pieces_are_the_same(monkeypatch):
     errors = torch.randn(60, 3, dtype=torch.float64)
-    whole, _ = SETS["wide codes"]()
-    weight = torch.randn(whole.shape[1], 3, dtype=torch.float64)
-    expected = whole.times(weight), whole.transposed_times(errors)
+    matrix, _ = SETS["wide codes"]()
+    weight = torch.randn(matrix.shape[1], 3, dtype=torch.float64)
+    expected = matrix.times(weight), matrix.transposed_times(errors)
     monkeypatch.setattr(logistic, "PIECE", 60 * 7)  # seven simplices, ten samples
     pieces, _ = SETS["wide codes"]()
     torch.testing.assert_close((pieces.times(weight), pieces.transposed_times(errors)), expected)
@@ -128,18 +128,18 @@ def test_pieces_are_the_whole(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["wide codes", "wide dense", "long dense"])
-def test_a_turn_keeps_distances_and_finds_the_way_back(name):
+def test_rotation_keeps_distances_and_inverts(name):
     matrix, labels = SETS[name]()
     turned = Rotated(matrix)
     x = torch.as_tensor(matrix.sparse().toarray() if "codes" in name else matrix.sparse())
     x = x - x.mean(0)
     torch.testing.assert_close(turned.train.features @ turned.train.features.T, x @ x.T)
     torch.testing.assert_close(turned.rotate(matrix).features, turned.train.features, rtol=1e-6, atol=1e-8)
-    found = next(solve(turned.train, labels, CLASSES, [1.0]))
-    there = turned.train.times(found.weight) + found.bias
-    back = turned.back(found)
+    result = next(solve(turned.train, labels, CLASSES, [1.0]))
+    there = turned.train.times(result.weight) + result.bias
+    back = turned.back(result)
     torch.testing.assert_close(matrix.times(back.weight) + back.bias, there)
-    assert back.weight.norm() == pytest.approx(found.weight.norm().item())
+    assert back.weight.norm() == pytest.approx(result.weight.norm().item())
 
 
 @pytest.mark.parametrize("solver", ["rotate", "direct", "sklearn"])
@@ -148,12 +148,12 @@ def test_validation_scores_are_those_of_the_fits(solver):
     held, held_labels = codes(60, 30, seed=5, share=0.25)
     path = [10.0, 0.1]
     scores = list(validation_accuracies(matrix, labels, CLASSES, path, held, held_labels, solver))
-    for (accuracy, converged), found in zip(scores, fit(matrix, labels, CLASSES, path, solver), strict=True):
-        guesses = (held.times(found.weight) + found.bias).argmax(1)
+    for (accuracy, converged), result in zip(scores, fit(matrix, labels, CLASSES, path, solver), strict=True):
+        guesses = (held.times(result.weight) + result.bias).argmax(1)
         assert converged and accuracy == pytest.approx((guesses == held_labels).double().mean().item())
 
 
-def test_what_cannot_be_fitted_is_said():
+def test_data_that_cannot_be_fitted_raises():
     matrix, labels = dense(20, 4)
     with pytest.raises(UserError, match="did you mean 'rotate'"):
         choose_solver(matrix, labels, CLASSES, "rotat")
@@ -164,7 +164,7 @@ def test_what_cannot_be_fitted_is_said():
         choose_solver(matrix, labels, CLASSES)
 
 
-def test_auto_turns_what_has_a_short_side():
+def test_auto_rotates_matrices_with_a_short_side():
     assert choose_solver(*codes(60, 40), CLASSES) == "rotate"
     assert choose_solver(*codes(9000, 2), CLASSES) == "direct"
     assert choose_solver(*dense(9000, 4), CLASSES) == "rotate"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simplicia.evaluate.multi_temperature import at_once, simplices
+from simplicia.evaluate.probe_inputs import at_once, simplices
 from simplicia.sem import simplicial
 
 GPU = torch.cuda.is_available()
@@ -19,19 +19,19 @@ def test_the_kernel_against_the_softmax(shape, dtype):
     images, count, vertices = shape
     logits = 3 * torch.randn(images, count * vertices)
     logits[0] = logits[0].round()  # some are equal
-    found = at_once(logits.cuda() if GPU else logits, vertices, TEMPERATURES, dtype).cpu()
-    assert found.dtype == dtype
-    for ours, tau in zip(found.float(), TEMPERATURES, strict=True):
+    result = at_once(logits.cuda() if GPU else logits, vertices, TEMPERATURES, dtype).cpu()
+    assert result.dtype == dtype
+    for ours, tau in zip(result.float(), TEMPERATURES, strict=True):
         exact = simplicial(logits.double(), vertices, tau).float()
         torch.testing.assert_close(ours, exact, rtol=0, atol=5e-4 if dtype == torch.half else 1e-5)
 
 
 def test_without_a_gpu_temperatures_stay_in_order():
     logits = torch.randn(4, 26)
-    found = simplices(logits, 13, (0.0, 0.5, 5.0), torch.half)
-    assert found.shape == (3, 4, 26) and found.dtype == torch.half
+    result = simplices(logits, 13, (0.0, 0.5, 5.0), torch.half)
+    assert result.shape == (3, 4, 26) and result.dtype == torch.half
     torch.testing.assert_close(
-        found.unflatten(-1, (2, 13)).sum(-1).float(), torch.ones(3, 4, 2), rtol=0, atol=5e-3
+        result.unflatten(-1, (2, 13)).sum(-1).float(), torch.ones(3, 4, 2), rtol=0, atol=5e-3
     )
-    sharpest = found.unflatten(-1, (2, 13)).amax(-1)
+    sharpest = result.unflatten(-1, (2, 13)).amax(-1)
     assert (sharpest[0] == 1).all() and (sharpest[1] > sharpest[2]).all()

@@ -1,4 +1,4 @@
-"""The linear probe: a grid is its probes one by one, and nothing is chosen or trained on the test set."""
+"""The linear probe: a grid equals separate probes, and the test set neither trains nor chooses."""
 
 import copy
 import dataclasses
@@ -48,7 +48,7 @@ def alone(x, labels, rates, settings, seed=0):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_the_grid_is_its_probes_trained_one_by_one(run, sets, nesterov):
+def test_grid_equals_probes_trained_one_by_one(run, sets, nesterov):
     images, labels = sets[0].images, sets[0].labels
     settings = dataclasses.replace(QUICK, nesterov=nesterov)
     temperatures = (0.5, 1.0)
@@ -95,12 +95,12 @@ def test_the_imagenet_preset_trains_as_sgd_with_nesterov(run, sets):
     settings = dataclasses.replace(
         preset("imagenet"), epochs=5, batch_size=64, validation=5, augment=False, temperatures=(0.1,)
     )
-    found = fit(run, images, "sem", settings)
-    single = alone(run.encode(images.images, "sem", 0.1), images.labels, found.rates[0], settings)
-    weight, bias = found.probes[0]
+    result = fit(run, images, "sem", settings)
+    single = alone(run.encode(images.images, "sem", 0.1), images.labels, result.rates[0], settings)
+    weight, bias = result.probes[0]
     torch.testing.assert_close(weight[0].T, single.weight, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(bias[0, 0], single.bias, rtol=1e-3, atol=1e-5)
-    assert found.validation_images == 5 * 20
+    assert result.validation_images == 5 * 20
 
 
 def test_neither_choice_nor_weights_see_the_test_set(run, sets, monkeypatch):
@@ -139,13 +139,13 @@ def test_held_out_images_are_not_trained_on_before_choosing(run, sets, monkeypat
 
 
 def test_the_headline_is_the_row_chosen_on_validation(run, sets):
-    found = probe(run, *sets, "sem", QUICK)
-    rows = found["per_temperature"]
+    result = probe(run, *sets, "sem", QUICK)
+    rows = result["per_temperature"]
     assert [row["temperature"] for row in rows] == [0.0, 1.0]
     best = max(rows, key=lambda row: row["validation_accuracy"])
-    assert all(found[key] == best[key] for key in best)
-    assert found["validation_images"] == 40 and found["train_images"] == 400 and found["online"] is False
-    assert found["seeds"] == [0] and found["precision"] == "float32" and found["commit"]
+    assert all(result[key] == best[key] for key in best)
+    assert result["validation_images"] == 40 and result["train_images"] == 400 and result["online"] is False
+    assert result["seeds"] == [0] and result["precision"] == "float32" and result["commit"]
 
 
 def test_the_temperature_matrix_is_each_probe_at_each_temperature(run, sets):
@@ -170,13 +170,13 @@ def test_codes_are_dense_one_hot_vectors(run, sets, monkeypatch):
     assert sources[0].cache.dtype == torch.uint8 and sources[0].cache.shape == (400, 16)
     assert sources[0].width == sources[1].width
     grid = [[Rates(0.1), Rates(1.0, 1e-3)]]
-    found = [
+    result = [
         train(lambda e, p, s=s: s.plain(p), s.width, torch.arange(400), labels, 20, grid, epochs=3)
         for s in sources
     ]
-    torch.testing.assert_close(found[0].weight, found[1].weight, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(result[0].weight, result[1].weight, rtol=1e-4, atol=1e-6)
     some = torch.arange(50)
-    scores = [p.scores(s.plain(some)) for p, s in zip(found, sources, strict=True)]
+    scores = [p.scores(s.plain(some)) for p, s in zip(result, sources, strict=True)]
     torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-5)
 
 
@@ -202,12 +202,12 @@ def test_products_of_16_bit_numbers_train_the_same_probes(run, sets, in_16_bits,
         # 400 = 6 x 64 + 16: the last batch of an epoch is smaller
         return train(inputs, source.width, everything, labels, 20, grid, epochs=5, batch_size=64)
 
-    found = trained(lambda e, part: source.plain(part))
+    result = trained(lambda e, part: source.plain(part))
     wide = trained(lambda e, part: source.plain(part).float())
-    assert found.weight.dtype == torch.float32
-    for a, b in zip(found, wide, strict=True):
+    assert result.weight.dtype == torch.float32
+    for a, b in zip(result, wide, strict=True):
         assert (a - b).abs().max() < 2e-3 * b.abs().max()
-    scores = [p.scores(x) for p, x in ((found, dense), (wide, dense.float()))]
+    scores = [p.scores(x) for p, x in ((result, dense), (wide, dense.float()))]
     assert (scores[0].argmax(-1) == scores[1].argmax(-1)).float().mean() > 0.99
 
 
@@ -224,9 +224,9 @@ def test_probes_leave_nothing_behind(run, sets):
     gc.collect()
     gc.disable()
     try:
-        found = train(lambda e, part: source.plain(part), *arguments, epochs=1)
-        left = weakref.ref(found.weight)
-        del found
+        result = train(lambda e, part: source.plain(part), *arguments, epochs=1)
+        left = weakref.ref(result.weight)
+        del result
         assert left() is None
     finally:
         gc.enable()
@@ -276,43 +276,44 @@ def test_seeds_are_separate_trainings_and_their_mean(run, sets):
     one = dataclasses.replace(QUICK, lrs=(1.0,), l1=(0.0,), temperatures=(1.0,), epochs=3)
     both = probe(run, *sets, "sem", dataclasses.replace(one, seeds=2))
     each = [probe(run, *sets, "sem", dataclasses.replace(one, seed=seed)) for seed in (0, 1)]
-    accuracies = [found["accuracy"] for found in each]
+    accuracies = [result["accuracy"] for result in each]
     assert both["seed_accuracies"] == pytest.approx(accuracies) and both["seeds"] == [0, 1]
     assert both["accuracy"] == pytest.approx(statistics.mean(accuracies))
     assert both["standard_deviation"] == pytest.approx(statistics.stdev(accuracies))
-    assert both["top5_accuracy"] == pytest.approx(statistics.mean(found["top5_accuracy"] for found in each))
+    assert both["top5_accuracy"] == pytest.approx(statistics.mean(result["top5_accuracy"] for result in each))
     assert "standard_deviation" not in each[0]
 
 
-def test_views_are_those_of_their_seed_and_epoch_kept_or_not(run, sets, monkeypatch):
+def test_views_depend_on_seed_and_epoch_cached_or_not(run, sets, monkeypatch):
     images = sets[0].images
     kept = Inputs(run, images, "encoder", (None,), augment=True)
     monkeypatch.setitem(inputs.VIEWS_CACHE, "cpu", 0)
-    anew = Inputs(run, images, "encoder", (None,), augment=True)
+    recomputed = Inputs(run, images, "encoder", (None,), augment=True)
     some = torch.arange(0, 400, 7)
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
     views = [
-        [source.training(s, e, some) for s, e in ((0, 0), (0, 1), (1, 0), (0, 0))] for source in (kept, anew)
+        [source.training(s, e, some) for s, e in ((0, 0), (0, 1), (1, 0), (0, 0))]
+        for source in (kept, recomputed)
     ]
     assert torch.equal(torch.rand(3), expected)  # nobody else's random numbers moved
     assert all(torch.equal(a, b) for a, b in zip(*views, strict=True))
-    assert len(kept.views.cache) == 3 and not anew.views.cache
+    assert len(kept.views.cache) == 3 and not recomputed.views.cache
     first, second, other_seed, again = views[0]
     assert torch.equal(first, again)
     assert not torch.equal(first, second) and not torch.equal(first, other_seed)
     assert torch.equal(kept.plain(some)[0], run.encode(images[some], "encoder"))
 
 
-def test_methods_trained_with_other_crops_are_probed_on_the_same(run, sets):
+def test_probes_use_standard_crops_whatever_the_recipe(run, sets):
     other = dataclasses.replace(
         run.recipe, views=dataclasses.replace(run.recipe.views, crop_scale=(0.9, 1.0))
     )
     some = torch.arange(20)
     one, two = (
-        Inputs(found, sets[0].images[:20], "encoder", (None,), augment=True).training(0, 0, some)
-        for found in (run, Run(run.path, other, run.method, run.state))
+        Inputs(result, sets[0].images[:20], "encoder", (None,), augment=True).training(0, 0, some)
+        for result in (run, Run(run.path, other, run.method, run.state))
     )
     assert torch.equal(one, two)
 
@@ -333,14 +334,14 @@ def test_augmented_views_and_the_target_network(run, sets):
     assert augmented["accuracy"] != plain["accuracy"] > target["accuracy"]  # which sees nothing
 
 
-def test_probe_learns_what_is_there_to_learn(run):
-    """Images whose brightness is their class can be told apart by any encoder."""
+def test_probe_separates_brightness(run):
+    """Images whose brightness is their class can be message apart by any encoder."""
     labels = torch.arange(120) % 3
     images = (labels * 100)[:, None, None, None].expand(-1, 3, 32, 32).to(torch.uint8).contiguous()
     bright = ImageSet("bright", images, labels, classes=("dark", "grey", "light"))
     settings = ProbeSettings(lrs=(0.1,), l1=(0.0,), epochs=30, batch_size=32)
-    found = probe(run, bright, bright, "encoder", settings)
-    assert found["accuracy"] == 100 and "top5_accuracy" not in found  # five guesses among three are no test
+    result = probe(run, bright, bright, "encoder", settings)
+    assert result["accuracy"] == 100 and "top5_accuracy" not in result  # five guesses among three are no test
     assert knn(run, bright, bright, "encoder")["accuracy"] == 100
 
 
@@ -377,7 +378,7 @@ def test_one_image_of_a_class_is_trained_on_and_not_chosen_on(run, sets):
         probe(run, every, test, "encoder", QUICK)
 
 
-def test_something_of_each_class_stays_in_training(run):
+def test_each_class_keeps_an_image_for_training(run):
     pairs = ImageSet(
         "pairs", torch.zeros(6, 3, 32, 32, dtype=torch.uint8), torch.arange(6) % 3, classes=("a", "b", "c")
     )
@@ -427,13 +428,13 @@ def test_features_are_computed_again_when_a_weight_has_changed(run, sets):
     sets[1].images[0] -= 1
 
 
-def test_a_run_remembers_the_features_of_few_sets(run, sets):
+def test_a_run_caches_the_features_of_few_sets(run, sets):
     other = Run(run.path, run.recipe, run.method, run.state)
     parts = sets[1].images.split(20)
-    found = [encoder_features(other, part) for part in parts]
+    result = [encoder_features(other, part) for part in parts]
     assert len(other.features) == CACHED_SETS < len(parts)
-    assert encoder_features(other, parts[-1]) is found[-1]
-    assert torch.equal(encoder_features(other, parts[0]), found[0])
+    assert encoder_features(other, parts[-1]) is result[-1]
+    assert torch.equal(encoder_features(other, parts[0]), result[0])
 
 
 @pytest.mark.parametrize("part", ["encoder", "bottleneck"])

@@ -63,7 +63,7 @@ def arrays(folder, test, corruptions=("fog", "spatter"), seed=0):
 
 
 @pytest.mark.parametrize("kind", WORDS)
-def test_the_verb_measures_every_kind_of_set(small_run, colours, sets, draw, capsys, tmp_path, kind):
+def test_command_measures_every_kind_of_set(small_run, colours, sets, draw, capsys, tmp_path, kind):
     v2 = draw(tmp_path, {"v2": 4}) / "v2"
     c = tmp_path / "colours-C"
     for corruption in ("fog", "snow"):
@@ -72,38 +72,43 @@ def test_the_verb_measures_every_kind_of_set(small_run, colours, sets, draw, cap
     out = tmp_path / "r.json"
     words = ["robustness", small_run, "--data", colours, "--probe", kind, "--corrupt", "--json", out]
     assert cli.main([*map(str, words), *WORDS[kind].split(), "--sets", str(v2), str(c), str(npy)]) == 0
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
-    plain, folders, published, made = found["sets"]
+    result, said = json.loads(out.read_text()), capsys.readouterr().out
+    plain, folders, published, made = result["sets"]
     assert plain["kind"] == "class folders" and plain["images"] == 12 and plain["classes"] == 3
     assert folders["kind"] == "corruption folders" and folders["per_corruption"].keys() == {"fog", "snow"}
     assert folders["images"] == 60 and len(folders["standard_missing"]) == 13
-    assert published["kind"] == "arrays" and published["per_corruption"]["fog"][0] == found["accuracy"]
+    assert published["kind"] == "arrays" and published["per_corruption"]["fog"][0] == result["accuracy"]
     assert published["corruptions_in_mean"] == 1  # spatter is no standard one
     assert published["accuracy"] == pytest.approx(np.mean(published["per_corruption"]["fog"]))
     assert list(made["per_corruption"]) == names() and "frost is drawn" in made["kind"]
     assert made["accuracy"] == pytest.approx(np.mean(list(made["per_corruption"].values())))
-    assert found["test_images"] == 30 and found["train_images"] == 48
-    for row in found["sets"]:
+    assert result["test_images"] == 30 and result["train_images"] == 48
+    for row in result["sets"]:
         assert row["set"] in said and f"{row['accuracy']:.1f}" in said
     if kind == "logistic":
-        assert found["protocol"] == "robustness, logistic regression on clean images"
-        assert found["layer"] == "codes" and len(found["path"]) == 3
+        assert result["protocol"] == "robustness, logistic regression on clean images"
+        assert result["layer"] == "codes" and len(result["path"]) == 3
     else:
-        assert found["protocol"] == "robustness, linear probe by SGD on clean images"
-        assert found["layer"] == "sem" and found["preset"] == f"{kind}, changed"
-        assert found["views"] == ("crop and flip" if kind == "cifar" else "none")
-        assert len(found.get("seed_accuracies", [0])) == len(plain.get("seed_accuracies", [0]))
+        assert result["protocol"] == "robustness, linear probe by SGD on clean images"
+        assert result["layer"] == "sem" and result["preset"] == f"{kind}, changed"
+        assert result["views"] == ("crop and flip" if kind == "cifar" else "none")
+        assert len(result.get("seed_accuracies", [0])) == len(plain.get("seed_accuracies", [0]))
 
 
 @pytest.mark.parametrize("layer", ["encoder", "sem", "codes"])
 def test_the_probe_by_sgd_is_the_one_that_probe_reports(run, sets, layer):
     settings = dataclasses.replace(preset("cifar"), temperatures=(1000.0, 0.1), epochs=2, seeds=2, seed=3)
-    own, found = probed(run, *sets, layer, settings), robustness(run, *sets, [], False, layer, None, settings)
+    own, result = (
+        probed(run, *sets, layer, settings),
+        robustness(run, *sets, [], False, layer, None, settings),
+    )
     apart = {"protocol", "per_temperature", "temperature_matrix", "seconds", "date"}
     for key in own.to_json().keys() - apart:
-        assert found[key] == own[key], key
+        assert result[key] == own[key], key
     assert (
-        found["epochs"] == 2 and found["seeds"] == [3, 4] and found["selected"].keys() == {"lr", "l1", "l2"}
+        result["epochs"] == 2
+        and result["seeds"] == [3, 4]
+        and result["selected"].keys() == {"lr", "l1", "l2"}
     )
     assert own["temperature"] == {"sem": 0.1, "codes": 0.0}.get(layer)  # the second is chosen
     trained = fit(run, sets[0], layer, settings)
@@ -121,8 +126,8 @@ def test_the_logistic_probe_scores_as_the_features_it_was_fitted_on(run, sets):
     fit_on, choose_on = split(train, FEW.validation, FEW.seed)
     for layer, temperature in (("codes", None), ("sem", 0.5), ("encoder", None)):
         x, held_out = (features(run, part.images, layer, temperature) for part in (fit_on, choose_on))
-        found = choose(x, fit_on.labels, held_out, choose_on.labels, 3, FEW).fit
-        expected = features(run, test.images, layer, temperature).times(found.weight) + found.bias
+        result, _ = choose(x, fit_on.labels, held_out, choose_on.labels, 3, FEW)
+        expected = features(run, test.images, layer, temperature).times(result.weight) + result.bias
         probe = fit_probe(run, train, layer, temperature, FEW)
         (scores,) = probe.scores(test.images)
         torch.testing.assert_close(scores, expected)
@@ -139,10 +144,10 @@ def test_the_papers_probe_is_the_default(small_run, draw, tmp_path):
             folder.rename(data)
         words = ["robustness", small_run, "--sets", c, "--epochs", 2, "--data", data, "--json", out]
         assert cli.main(list(map(str, words))) == 0
-        found, expected = json.loads(out.read_text()), preset(name)
-        assert found["preset"] == f"{name}, changed" and found["epochs"] == 2
-        assert found["grid"]["lrs"] == list(expected.lrs) and found["layer"] == "sem"
-        assert found["grid"]["temperatures"] == list(expected.temperatures)
+        result, expected = json.loads(out.read_text()), preset(name)
+        assert result["preset"] == f"{name}, changed" and result["epochs"] == 2
+        assert result["grid"]["lrs"] == list(expected.lrs) and result["layer"] == "sem"
+        assert result["grid"]["temperatures"] == list(expected.temperatures)
 
 
 def test_every_probe_has_its_file(small_run, colours, draw, tmp_path):
@@ -165,7 +170,7 @@ def test_every_probe_has_its_file(small_run, colours, draw, tmp_path):
     assert len(by_sgd) == 3 and all(row["temperature"] == "chosen" for row in by_sgd)
 
 
-def test_a_subset_of_the_classes_is_guessed_among_these(probe, run, sets, tmp_path):
+def test_a_set_with_some_classes_is_classified_among_these(probe, run, sets, tmp_path):
     """As ImageNet-R and -A have 200 of 1,000 classes: by the names of their folders."""
     test = sets[1]
     images, labels = test.images, test.labels
@@ -174,13 +179,13 @@ def test_a_subset_of_the_classes_is_guessed_among_these(probe, run, sets, tmp_pa
         place = tmp_path / "sub" / test.classes[labels[i]]
         place.mkdir(parents=True, exist_ok=True)
         Image.fromarray(images[i].permute(1, 2, 0).numpy()).save(place / f"{i}.png")
-    found = OtherSet(tmp_path / "sub", test.classes, 16).measure(probe)
+    result = OtherSet(tmp_path / "sub", test.classes, 16).measure(probe)
     scores = probe.scores(images[kept])[0, :, 1:]  # columns of green and red alone
     right = (scores.argmax(1) + 1 == labels[kept]).double().mean().item()
-    assert found["classes"] == 2 and found["images"] == 20
-    assert found["accuracy"] == pytest.approx(100 * right)
+    assert result["classes"] == 2 and result["images"] == 20
+    assert result["accuracy"] == pytest.approx(100 * right)
     of_all = (probe.scores(images[kept])[0].argmax(1) == labels[kept]).double().mean().item()
-    assert found["accuracy_among_all"] == pytest.approx(100 * of_all)
+    assert result["accuracy_among_all"] == pytest.approx(100 * of_all)
 
 
 def test_a_subset_is_easier_than_guessing_among_all(probe, sets):
@@ -205,13 +210,13 @@ def test_corrupted_images_are_the_same_every_time(probe, sets):
     assert not seen[noise].equal(seen[75 + noise])
 
 
-def test_files_that_cannot_be_read_are_told_and_counted(probe, sets, draw, tmp_path, capsys):
+def test_skipped_files_are_printed_and_counted(probe, sets, draw, tmp_path, capsys):
     path = draw(tmp_path / "other", {"": 4})
     broken = next(path.glob("*/*.png")).with_name("broken.png")
     broken.write_bytes(b"no image")
-    found = OtherSet(path, sets[0].classes, 16).measure(probe)
-    assert found["skipped_files"] == 1 and "skipped" in (told := capsys.readouterr().err)
-    assert f"{broken.parent.name}/broken.png" in told
+    result = OtherSet(path, sets[0].classes, 16).measure(probe)
+    assert result["skipped_files"] == 1 and "skipped" in (message := capsys.readouterr().err)
+    assert f"{broken.parent.name}/broken.png" in message
 
 
 @pytest.mark.parametrize("settings", [FEW, QUICK, dataclasses.replace(QUICK, augment=True)])
@@ -230,40 +235,42 @@ def test_the_probe_never_sees_a_test_set(run, sets, settings, tmp_path):
 
 
 def test_mistakes_are_one_line_and_status_two(small_run, colours, sets, draw, fails, tmp_path):
-    def told(*words):
+    def message(*words):
         return fails("robustness", small_run, "--data", colours, *words)
 
-    assert "nothing to test on" in told()
-    assert "unknown probe 'logistics'; did you mean 'logistic'" in told("--corrupt", "--probe", "logistics")
-    assert "unknown option --regularisers" in told("--corrupt", "--regularisers", 3)
-    assert "did you mean --temperatures" in told("--corrupt", "--temperature", 0.1)
-    assert "did you mean --temperature?" in told("--corrupt", "--probe=logistic", "--temperatures", 0.1)
-    assert "epochs is 0" in told("--corrupt", "--epochs", 0)
-    assert "its bottleneck is 'sem'" in told("--corrupt", "--layer", "quantised")
+    assert "nothing to test on" in message()
+    assert "unknown probe 'logistics'; did you mean 'logistic'" in message(
+        "--corrupt", "--probe", "logistics"
+    )
+    assert "unknown option --regularisers" in message("--corrupt", "--regularisers", 3)
+    assert "did you mean --temperatures" in message("--corrupt", "--temperature", 0.1)
+    assert "did you mean --temperature?" in message("--corrupt", "--probe=logistic", "--temperatures", 0.1)
+    assert "epochs is 0" in message("--corrupt", "--epochs", 0)
+    assert "its bottleneck is 'sem'" in message("--corrupt", "--layer", "quantised")
     with pytest.raises(UserError, match="a probe by SGD has those of its settings' grid"):
         robustness(simplicia.load(small_run, "cpu"), *sets, [], temperature=0.1)
-    assert "<corruption>/<severity>/<class>/*" in told("--sets", tmp_path / "none")
+    assert "<corruption>/<severity>/<class>/*" in message("--sets", tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    assert "has no folders of classes" in told("--sets", tmp_path / "empty")
+    assert "has no folders of classes" in message("--sets", tmp_path / "empty")
     grey = draw(tmp_path, {"grey": 2}, colours={"grey": (9, 9, 9)}) / "grey"
-    assert "no class of the training images, such as 'grey'" in told("--sets", grey)
+    assert "no class of the training images, such as 'grey'" in message("--sets", grey)
     broken = arrays(tmp_path / "short", sets[1])
     np.save(broken / "labels.npy", np.zeros(7, dtype=np.int64))
-    assert "has 7 labels, but fog.npy has 150 images" in told("--sets", broken)
+    assert "has 7 labels, but fog.npy has 150 images" in message("--sets", broken)
     np.save(broken / "labels.npy", np.full(150, 3))
-    assert "whole numbers from 0 to 2" in told("--sets", broken)
+    assert "whole numbers from 0 to 2" in message("--sets", broken)
     (broken / "labels.npy").unlink()
-    assert "labels.npy cannot be read" in told("--sets", broken)
+    assert "labels.npy cannot be read" in message("--sets", broken)
     odd = arrays(tmp_path / "odd", sets[1])
     np.save(odd / "fog.npy", np.zeros((12, 4, 4, 3), dtype=np.uint8))
-    assert "five severities" in told("--sets", odd)
+    assert "five severities" in message("--sets", odd)
     hostile = arrays(tmp_path / "hostile", sets[1])
     np.save(hostile / "fog.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    assert "fog.npy cannot be read as an array" in told("--sets", hostile)
+    assert "fog.npy cannot be read as an array" in message("--sets", hostile)
     (hostile / "fog.npy").write_bytes(b"")
-    assert "fog.npy cannot be read as an array" in told("--sets", hostile)
+    assert "fog.npy cannot be read as an array" in message("--sets", hostile)
     with (hostile / "fog.npy").open("wb") as file:
         np.savez(file, fog=np.zeros(5))
-    assert "it is an archive of several" in told("--sets", hostile)
+    assert "it is an archive of several" in message("--sets", hostile)
     (hostile / "fog.npy").write_bytes(b"PK\x03\x04 torn")
-    assert "fog.npy cannot be read as an array" in told("--sets", hostile)
+    assert "fog.npy cannot be read as an array" in message("--sets", hostile)

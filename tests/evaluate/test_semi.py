@@ -1,4 +1,4 @@
-"""Semi-supervised learning: which labels are used, the verb end to end, and mistakes."""
+"""Semi-supervised learning: which labels are used, the command end to end, and mistakes."""
 
 import dataclasses
 import importlib
@@ -14,9 +14,8 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate.compare import compare
 from simplicia.evaluate.features import load_labelled
-from simplicia.evaluate.finetune import FinetuneSettings, Trial
+from simplicia.evaluate.finetune import FinetuneSettings, SemiSettings, Trial, semi, subset
 from simplicia.evaluate.make_result import changed_settings, result_name
-from simplicia.evaluate.semi import SemiSettings, semi, subset
 from simplicia.evaluate.transfer import TransferSettings
 from simplicia.result import Result, digest
 
@@ -33,26 +32,26 @@ def sets(run, colours):
     return load_labelled(run, str(colours))
 
 
-def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
+def test_command_prints_the_numbers_it_writes(small_run, colours, capsys, tmp_path):
     out = tmp_path / "s.json"
     words = f"semi {small_run} --data {colours} --fraction 0.25 --lrs 0.1 --epochs 1 2 --temperatures 1"
     assert cli.main([*words.split(), "--batch-size", "8", "--json", str(out)]) == 0
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert f"{found['accuracy']:.1f} ±" in said and "not the paper's list" in found["labelled_list"]
-    assert found["labelled_images"] == 12 and found["fraction"] == 0.25 and found["validation_images"] == 3
-    assert "top5_accuracy" not in found and found["train_images"] == 12  # five guesses of three classes
-    assert [(row["lr"], row["epochs"]) for row in found["trials"]] == [(0.1, 1), (0.1, 2)]
-    assert found["selected"] == {"epochs": found["epochs"]} and found["temperature"] == 1
-    assert found["steps"] == found["epochs"]  # twelve images are one batch of eight
+    result, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert f"{result['accuracy']:.1f} ±" in said and "not the paper's list" in result["labelled_list"]
+    assert result["labelled_images"] == 12 and result["fraction"] == 0.25 and result["validation_images"] == 3
+    assert "top5_accuracy" not in result and result["train_images"] == 12  # five guesses of three classes
+    assert [(row["lr"], row["epochs"]) for row in result["trials"]] == [(0.1, 1), (0.1, 2)]
+    assert result["selected"] == {"epochs": result["epochs"]} and result["temperature"] == 1
+    assert result["steps"] == result["epochs"]  # twelve images are one batch of eight
 
 
 def test_labels_are_drawn_by_the_seed(run, sets, monkeypatch):
-    module, seen = importlib.import_module("simplicia.evaluate.semi"), []
+    module, seen = importlib.import_module("simplicia.evaluate.finetune"), []
     real = module.search
 
-    def keep(run, train, val, *rest):
-        seen.append({*train.files, *val.files})
-        return real(run, train, val, *rest)
+    def keep(run, sets, *rest):
+        seen.append({*sets.train.files, *sets.val.files})
+        return real(run, sets, *rest)
 
     monkeypatch.setattr(module, "search", keep)
     for seed in (0, 0, 1):
@@ -60,7 +59,7 @@ def test_labels_are_drawn_by_the_seed(run, sets, monkeypatch):
     assert seen[0] == seen[1] != seen[2] and len(seen[0]) == len(seen[2]) == 24
 
 
-def test_a_list_and_a_drawn_share_have_files_of_their_own(run, sets, tmp_path):
+def test_lists_and_drawn_shares_have_different_files(run, sets, tmp_path):
     train, test = sets
     path = tmp_path / "my list.txt"
     path.write_text("\n".join(train.files[::2]))
@@ -75,7 +74,7 @@ def test_a_list_and_a_drawn_share_have_files_of_their_own(run, sets, tmp_path):
     assert drawn == f"semi-encoder-50-percent-{own}" and fewer == f"semi-encoder-25-percent-{own}"
 
 
-def test_other_settings_have_files_and_rows_of_their_own(small_run, colours, tmp_path):
+def test_other_settings_have_different_files_and_rows(small_run, colours, tmp_path):
     """A short measurement does not replace the long one, nor the other way round."""
     copied = tmp_path / "run"
     shutil.copytree(small_run, copied)
@@ -96,12 +95,12 @@ def test_other_settings_have_files_and_rows_of_their_own(small_run, colours, tmp
         "finetune-sem-lrs-0.1-steps-1-batch_size-16",
         "finetune-sem-lrs-0.1-steps-1-batch_size-16-seed-1",
     }
-    found = compare([copied]).to_json()["rows"]
-    assert len(found) == 4 and {"lrs 0.1", "lrs 0.2"} < {w for r in found for w in r["variant"].split(", ")}
+    result = compare([copied]).to_json()["rows"]
+    assert len(result) == 4 and {"lrs 0.1", "lrs 0.2"} < {w for r in result for w in r["variant"].split(", ")}
 
 
 def test_the_names_of_files(run):
-    """Old files of default settings are found by the names they have; and no name is too long for a disk."""
+    """Old files of default settings are result by the names they have; and no name is too long for a disk."""
     plain = {"layer": "sem", "temperature": 1.0, "selected": {}, "dataset": "colours", "network": "online"}
     plain["data"] = run.recipe.data
     for settings in (SemiSettings(), FinetuneSettings(), TransferSettings()):  # seeds draw what is held out
@@ -130,8 +129,8 @@ def test_the_papers_numbers_are_the_defaults():
 def test_a_share_of_every_class_from_a_seed():
     labels = torch.arange(400) % 4
     images = torch.arange(400)[:, None, None, None].expand(-1, 3, 8, 8).to(torch.uint8)
-    whole = ImageSet("w", images, labels, classes=("a", "b", "c", "d"))
-    one, same, other = (subset(whole, 0.1, seed) for seed in (0, 0, 1))
+    full = ImageSet("w", images, labels, classes=("a", "b", "c", "d"))
+    one, same, other = (subset(full, 0.1, seed) for seed in (0, 0, 1))
     assert one.labels.bincount().tolist() == [10] * 4
     assert one.images.equal(same.images) and not one.images.equal(other.images)
     rare = ImageSet("r", images[:101], torch.cat([labels[:100] % 2, torch.tensor([2])]))
@@ -145,12 +144,12 @@ def test_a_list_names_the_images(run, sets, tmp_path):
     path.write_text("\n".join(file.rsplit("/", 1)[1] for file in chosen))
     assert subset(train, 0.01, 0, path).files == tuple(chosen)
     path.write_text("\n".join(chosen))  # with folders
-    found = semi(run, train, test, "encoder", dataclasses.replace(QUICK, epochs=(1,)), path)
-    assert found["labelled_list"] == "list.txt" and found["labelled_images"] == 18
-    assert found["temperature"] is None and len(found["trials"]) == 1
+    result = semi(run, train, test, "encoder", dataclasses.replace(QUICK, epochs=(1,)), path)
+    assert result["labelled_list"] == "list.txt" and result["labelled_images"] == 18
+    assert result["temperature"] is None and len(result["trials"]) == 1
 
 
-def test_names_with_spaces_and_names_that_are_two_images(tmp_path):
+def test_names_with_spaces_and_ambiguous_names(tmp_path):
     images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
     files = ("a/my cat.png", "a/1.png", "b/1.png")
     train = ImageSet("t", images, torch.tensor([0, 0, 1]), classes=("a", "b"), files=files)
@@ -162,7 +161,7 @@ def test_names_with_spaces_and_names_that_are_two_images(tmp_path):
         subset(train, 0.1, 0, path)
 
 
-def test_epochs_are_of_the_images_trained_on():
+def test_steps_follow_from_epochs_and_images():
     trial = Trial(0.1, None, None, epochs=30)
     assert [trial.total_steps(n, 8) for n in (5, 8, 31, 32)] == [30, 30, 90, 120]
     assert Trial(0.1, 7, None).total_steps(32, 8) == 7
@@ -179,25 +178,27 @@ def test_choosing_never_sees_the_test_set_nor_other_labels(run, sets):
 
 def test_mistakes(run, sets, small_run, colours, tmp_path, fails):
     train, _ = sets
-    told = lambda *words: fails("semi", small_run, "--data", colours, *words)  # noqa: E731
-    assert "fraction is 1.5" in told("--fraction", 1.5)
-    assert "fraction is 0" in told("--fraction", 0)
-    few = told("--fraction", 0.01)
+    message = lambda *words: fails("semi", small_run, "--data", colours, *words)  # noqa: E731
+    assert "fraction is 1.5" in message("--fraction", 1.5)
+    assert "fraction is 0" in message("--fraction", 0)
+    few = message("--fraction", 0.01)
     assert "colours has one image of each class" in few and "fraction is 0.01; give more" in few
-    assert "cannot be read" in told("--list", tmp_path / "none.txt")
+    assert "cannot be read" in message("--list", tmp_path / "none.txt")
     (tmp_path / "wrong.txt").write_text("n0144_1.JPEG")
-    assert "names 'n0144_1.JPEG'; it takes names of training images" in told("--list", tmp_path / "wrong.txt")
+    assert "names 'n0144_1.JPEG'; it takes names of training images" in message(
+        "--list", tmp_path / "wrong.txt"
+    )
     (tmp_path / "tested.txt").write_text("blue/blue_test_0.png")
-    assert "names 'blue/blue_test_0.png', which is a test image; it" in told(
+    assert "names 'blue/blue_test_0.png', which is a test image; it" in message(
         "--list", tmp_path / "tested.txt"
     )
     (tmp_path / "short.txt").write_text("\n".join(file.removeprefix("train/") for file in train.files[:7]))
     assert subset(train, 0.1, names=tmp_path / "short.txt").files == train.files[:7]
     (tmp_path / "empty.txt").write_text("")
-    assert "is empty" in told("--list", tmp_path / "empty.txt")
-    assert "give one of the two" in told("--list", tmp_path / "wrong.txt", "--fraction", 0.1)
+    assert "is empty" in message("--list", tmp_path / "empty.txt")
+    assert "give one of the two" in message("--list", tmp_path / "wrong.txt", "--fraction", 0.1)
     one_class = [f for f in train.files if "/red/" in f]
     (tmp_path / "red.txt").write_text("\n".join(one_class))
-    assert "no training image shows: blue, green" in told("--list", tmp_path / "red.txt")
+    assert "no training image shows: blue, green" in message("--list", tmp_path / "red.txt")
     with pytest.raises(UserError, match="no file names"):
         subset(dataclasses.replace(train, files=()), 0.1, 0, tmp_path / "red.txt")

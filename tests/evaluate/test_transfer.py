@@ -1,4 +1,4 @@
-"""Transfer: the verb end to end, choosing that never sees the test set, and mistakes told in a line."""
+"""Transfer: the command end to end, choosing that never sees the test set, and one-line errors."""
 
 import dataclasses
 import json
@@ -29,24 +29,24 @@ def sets(run, colours):
     return load_splits(run, str(colours))
 
 
-def test_the_verb_prints_what_it_writes(small_run, colours, capsys, tmp_path):
+def test_command_prints_the_numbers_it_writes(small_run, colours, capsys, tmp_path):
     out = tmp_path / "t.json"
     words = ["transfer", small_run, "--data", colours, "--regularisers", 5, "--json", out]
     assert cli.main(list(map(str, words))) == 0
-    found, said = json.loads(out.read_text()), capsys.readouterr().out
-    assert found["layer"] == "codes" and found["temperature"] == 0 and found["dataset"] == "colours"
-    assert f"{found['accuracy']:.1f} ±" in said and f"{found['mean_class_accuracy']:.1f}" in said
-    assert [row["regulariser"] for row in found["path"]] == pytest.approx(np.geomspace(1e5, 1e-6, 5))
-    assert found["train_images"] == 48 and found["validation_images"] == 6 and found["test_images"] == 30
-    assert found["online"] is False and found["converged"] and found["solver"] == "rotate"
-    assert {"torch", "device", "seconds", "encoder"} <= found.keys()
+    result, said = json.loads(out.read_text()), capsys.readouterr().out
+    assert result["layer"] == "codes" and result["temperature"] == 0 and result["dataset"] == "colours"
+    assert f"{result['accuracy']:.1f} ±" in said and f"{result['mean_class_accuracy']:.1f}" in said
+    assert [row["regulariser"] for row in result["path"]] == pytest.approx(np.geomspace(1e5, 1e-6, 5))
+    assert result["train_images"] == 48 and result["validation_images"] == 6 and result["test_images"] == 30
+    assert result["online"] is False and result["converged"] and result["solver"] == "rotate"
+    assert {"torch", "device", "seconds", "encoder"} <= result.keys()
 
 
-def test_a_run_without_sem_gives_its_encoder(plain_run, colours):
+def test_default_layer_without_sem_is_the_encoder(plain_run, colours):
     run = simplicia.load(plain_run, "cpu")
-    found = transfer(run, load_splits(run, str(colours)), settings=FEW)
-    assert found["layer"] == "encoder" and found["temperature"] is None
-    assert found["accuracy"] > 60  # colours are easily told apart
+    result = transfer(run, load_splits(run, str(colours)), settings=FEW)
+    assert result["layer"] == "encoder" and result["temperature"] is None
+    assert result["accuracy"] > 60  # colours are easily message apart
 
 
 @pytest.mark.parametrize("layer", ["encoder", "embedder", "sem", "codes"])
@@ -73,11 +73,11 @@ def test_the_chosen_regulariser_is_the_best_and_of_equals_the_strongest():
     g = torch.Generator().manual_seed(0)
     labels = torch.arange(60) % 3
     x = torch.randn(60, 20, generator=g) + 2 * torch.eye(3, 20)[labels]
-    chosen = choose(Dense(x[:30]), labels[:30], Dense(x[30:]), labels[30:], 3, FEW)
-    best = max(row["validation_accuracy"] for row in chosen.path)
-    strongest = next(row for row in chosen.path if row["validation_accuracy"] == best)
-    assert chosen.regulariser == strongest["regulariser"]
-    assert len(chosen.fit.weight) == 20 and chosen.fit.converged
+    fitted, chosen = choose(Dense(x[:30]), labels[:30], Dense(x[30:]), labels[30:], 3, FEW)
+    best = max(row["validation_accuracy"] for row in chosen["path"])
+    strongest = next(row for row in chosen["path"] if row["validation_accuracy"] == best)
+    assert chosen["regulariser"] == strongest["regulariser"]
+    assert len(fitted.weight) == 20 and fitted.converged
 
 
 def test_features_are_what_the_run_encodes(run, sets):
@@ -91,9 +91,9 @@ def test_features_are_what_the_run_encodes(run, sets):
 
 def test_both_accuracies():
     guesses, labels = torch.tensor([0, 0, 0, 1, 2, 0]), torch.tensor([0, 0, 0, 0, 2, 2])
-    found = accuracies(guesses, labels)
-    assert found["accuracy"] == pytest.approx(100 * 4 / 6)
-    assert found["mean_class_accuracy"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
+    result = accuracies(guesses, labels)
+    assert result["accuracy"] == pytest.approx(100 * 4 / 6)
+    assert result["mean_class_accuracy"] == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
 
 
 def test_a_val_folder_is_the_validation_split(run, tmp_path, draw):
@@ -115,10 +115,10 @@ def test_a_val_folder_is_the_validation_split(run, tmp_path, draw):
         load_splits(run, str(folder))
 
 
-def test_named_sets_come_at_the_size_of_the_run(run, draw, tmp_path):
+def test_named_sets_are_decoded_at_the_size_of_the_run(run, draw, tmp_path):
     draw(tmp_path / "flowers-102", {"train": 3, "val": 2, "test": 2}, size=40)
-    for found in (load_labelled(run, "flowers102", tmp_path), load_splits(run, "flowers102", tmp_path)[:3]):
-        assert {tuple(s.images.shape[1:]) for s in found} == {(3, 16, 16)}
+    for result in (load_labelled(run, "flowers102", tmp_path), load_splits(run, "flowers102", tmp_path)[:3]):
+        assert {tuple(s.images.shape[1:]) for s in result} == {(3, 16, 16)}
 
 
 def test_mistakes_are_one_line_and_status_two(
@@ -126,34 +126,34 @@ def test_mistakes_are_one_line_and_status_two(
 ):
     monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
 
-    def told(*words, run=small_run):
+    def message(*words, run=small_run):
         return fails("transfer", run, *words)
 
-    assert "its bottleneck is 'none'" in told("--data", colours, "--layer", "codes", run=plain_run)
-    assert "did you mean 'codes'" in told("--data", colours, "--layer", "code")
-    assert "there is no folder 'no/such'" in told("--data", "no/such")
-    assert "flowers-102' below --data-dir" in told("--data", "flowers102")
-    assert "train/<class>/*" in told("--data", "flowers102", "--data-dir", tmp_path)
-    assert "solver" in told("--data", colours, "--solver", "magic")
-    assert "regularisers is 0" in told("--data", colours, "--regularisers", 0)
-    assert "weakest is -1.0; it must be above 0" in told("--data", colours, "--weakest", -1)
-    assert "above 0 and below 1" in told("--data", colours, "--validation", 2)
-    assert "give them in order" in told("--data", colours, "--weakest", 2, "--strongest", 1)
+    assert "its bottleneck is 'none'" in message("--data", colours, "--layer", "codes", run=plain_run)
+    assert "did you mean 'codes'" in message("--data", colours, "--layer", "code")
+    assert "there is no folder 'no/such'" in message("--data", "no/such")
+    assert "flowers-102' below --data-dir" in message("--data", "flowers102")
+    assert "train/<class>/*" in message("--data", "flowers102", "--data-dir", tmp_path)
+    assert "solver" in message("--data", colours, "--solver", "magic")
+    assert "regularisers is 0" in message("--data", colours, "--regularisers", 0)
+    assert "weakest is -1.0; it must be above 0" in message("--data", colours, "--weakest", -1)
+    assert "above 0 and below 1" in message("--data", colours, "--validation", 2)
+    assert "give them in order" in message("--data", colours, "--weakest", 2, "--strongest", 1)
 
     lonely = draw(tmp_path / "lonely", {"train": 1, "test": 2})
-    assert "lonely has one image of each class" in told("--data", lonely)
+    assert "lonely has one image of each class" in message("--data", lonely)
     unseen = draw(tmp_path / "unseen", {"train": 3, "test": 2})
     shutil.rmtree(unseen / "train" / "green")
-    assert "unseen tests classes that no training image shows: green" in told("--data", unseen)
+    assert "unseen tests classes that no training image shows: green" in message("--data", unseen)
     other = draw(tmp_path / "other", {"train": 3, "val": 2, "test": 2})
     draw(other / "val", {".": 2}, colours={"grey": (90, 90, 90)})
-    assert "has class 'grey', which train does not have" in told("--data", other)
+    assert "has class 'grey', which train does not have" in message("--data", other)
     loose = tmp_path / "loose"
     shutil.copytree(colours / "test" / "red", loose)
-    assert "no labels" in told("--data", loose)
+    assert "no labels" in message("--data", loose)
 
 
-def test_the_target_network_is_what_is_measured(small_run, colours):
+def test_target_network_is_measured(small_run, colours):
     run = simplicia.load(small_run, "cpu")
     sets = load_splits(run, str(colours))
     online = transfer(run, sets, "encoder", settings=FEW)
@@ -175,18 +175,18 @@ def test_every_temperature_and_setting_has_its_file(small_run, colours, tmp_path
         assert cli.main([*map(str, words), *more.split()]) == 0
     for k in (3, 20):
         assert cli.main(["knn", str(copied), "--data", str(colours), "--layer", "codes", "--k", str(k)]) == 0
-    found = {path.name: json.loads(path.read_text()) for path in (copied / "results").iterdir()}
-    assert found["transfer-sem-at-0.1.json"]["temperature"] == 0.1
-    assert found["transfer-sem.json"]["temperature"] == 1 and len(found["transfer-sem.json"]["path"]) == 45
-    assert len(found["transfer-sem-regularisers-2.json"]["path"]) == 2
-    assert found["transfer-sem-regularisers-2-weakest-1.0.json"]["changed"] == {
+    result = {path.name: json.loads(path.read_text()) for path in (copied / "results").iterdir()}
+    assert result["transfer-sem-at-0.1.json"]["temperature"] == 0.1
+    assert result["transfer-sem.json"]["temperature"] == 1 and len(result["transfer-sem.json"]["path"]) == 45
+    assert len(result["transfer-sem-regularisers-2.json"]["path"]) == 2
+    assert result["transfer-sem-regularisers-2-weakest-1.0.json"]["changed"] == {
         "regularisers": 2,
         "weakest": 1,
     }
-    assert found["knn-codes-k-3.json"]["k"] == 3 and found["knn-codes.json"]["k"] == 20
+    assert result["knn-codes-k-3.json"]["k"] == 3 and result["knn-codes.json"]["k"] == 20
 
 
-def test_classes_in_another_order_are_told(run, sets):
+def test_classes_in_another_order_raise(run, sets):
     from simplicia.errors import UserError
     from simplicia.evaluate.features import check_classes
 
@@ -198,16 +198,16 @@ def test_classes_in_another_order_are_told(run, sets):
             measure(run, sets._replace(test=turned))
 
 
-def test_the_temperature_is_the_one_that_was_measured_at(small_run, sets):
+def test_result_states_the_temperature_of_the_bottleneck(small_run, sets):
     run = simplicia.load(small_run, "cpu")
     few = TransferSettings(regularisers=3)
     expected = transfer(run, sets, "sem", 0.02, few)["accuracy"]
     run.method.online.bottleneck.temperature = 0.02
-    found = transfer(run, sets, "sem", settings=few)
-    assert (found["temperature"], found["accuracy"]) == (0.02, expected)
+    result = transfer(run, sets, "sem", settings=few)
+    assert (result["temperature"], result["accuracy"]) == (0.02, expected)
 
 
-def test_a_diverged_run_is_told(small_run, colours):
+def test_diverged_run_raises(small_run, colours):
     from simplicia.errors import UserError
 
     run = simplicia.load(small_run, "cpu")

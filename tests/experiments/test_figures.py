@@ -24,8 +24,8 @@ def lines(experiment, rows):
 def test_a_line_for_each_series_with_the_mean_of_seeds():
     rows = [row(f"{word}, L={n}", accuracy=float(n)) for n in (50, 10) for word in ("SEM", "Embed")]
     rows += [row("SEM, L=10", accuracy=20.0) | {"seed": 1}, row("SEM, L=100", failed="no", accuracy=None)]
-    found = lines(get("emb-scale"), rows)
-    assert found == {"SEM": [(10, 15.0), (50, 50.0)], "Embed": [(10, 10.0), (50, 50.0)]}
+    drawn = lines(get("emb-scale"), rows)
+    assert drawn == {"SEM": [(10, 15.0), (50, 50.0)], "Embed": [(10, 10.0), (50, 50.0)]}
     longer = lines(get("emb-scale"), [*rows, row("SEM, L=10", 200, accuracy=30.0)])
     assert longer["SEM, 200 epochs"] == [(10, 30.0)] and "SEM, 100 epochs" in longer
 
@@ -33,8 +33,8 @@ def test_a_line_for_each_series_with_the_mean_of_seeds():
 def test_a_cell_may_be_a_curve_or_a_histogram():
     (curve,) = lines(get("coherence"), [row("BYOL, ICA", k=[1, 2], coherence=[0.5, 0.25])]).items()
     assert curve == ("BYOL, ICA", [(1, 0.5), (2, 0.25)])
-    found = lines(get("entropy"), [row("tau_p=1", edges=[0.0, 1.0, 2.0], counts=[3, 4])])
-    assert found == {"tau_p=1": [(0.5, 3), (1.5, 4)]}
+    drawn = lines(get("entropy"), [row("tau_p=1", edges=[0.0, 1.0, 2.0], counts=[3, 4])])
+    assert drawn == {"tau_p=1": [(0.5, 3), (1.5, 4)]}
     widths = [
         row("RN-50 x2 BYOL + SEM", flops=2e9, accuracy=70.0),
         row("RN-18 BYOL + SEM", flops=1e9, accuracy=60.0),
@@ -108,9 +108,9 @@ def test_figure_option_draws_results(tmp_path, capsys):
 def test_pairs_are_drawn_at_the_budget_with_most_of_them(tmp_path):
     (tmp_path / "paper").mkdir()
     cells = {"BYOL": 61.0, "BYOL + SEM": 63.0, "MoCo": 66.0, "MoCo + SEM": 64.0, "SwAV + SEM": 77.0}
-    rows = [row(cell, accuracy=found, paper=found + 20) for cell, found in cells.items()]
-    rows += [row(f"BYOL{sem}", accuracy=found, seed=1) for sem, found in (("", 62.0), (" + SEM", 65.0))]
-    rows += [row(f"BYOL{sem}", 400, accuracy=found) for sem, found in (("", 71.0), (" + SEM", 72.0))]
+    rows = [row(cell, accuracy=accuracy, paper=accuracy + 20) for cell, accuracy in cells.items()]
+    rows += [row(f"BYOL{sem}", accuracy=accuracy, seed=1) for sem, accuracy in (("", 62.0), (" + SEM", 65.0))]
+    rows += [row(f"BYOL{sem}", 400, accuracy=accuracy) for sem, accuracy in (("", 71.0), (" + SEM", 72.0))]
     (tmp_path / "paper" / "table1.json").write_text(json.dumps(rows))
     target = tmp_path / "table1.svg"
     words = ["reproduce", "table1", "--results", str(tmp_path), "--figure", str(target)]

@@ -281,7 +281,7 @@ def test_killed_command_continues_from_the_checkpoint(images, tmp_path, monkeypa
     log, deadline = (run / "log.jsonl").stat().st_ino, time.monotonic() + 120
     process = subprocess.Popen([sys.executable, "-m", "simplicia", *words], stderr=subprocess.PIPE)
     while (run / "log.jsonl").stat().st_ino == log and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)  # a training that begins writes its log anew
+        time.sleep(0.01)  # a resumed training rewrites its log
     process.kill()
     process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL

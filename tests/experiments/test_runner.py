@@ -36,10 +36,10 @@ def measuring(monkeypatch, name, measure):
 
     def values(run):
         measure()
-        return {"protocol": "mine", "probe_seconds": 0.0, "pretrain_step": run.step}
+        return {"protocol": "mine"}
 
     def once(job):
-        return [job.row(**job.once(f"mine-{name}", {}, values).details)]
+        return [job.row(job.once(f"mine-{name}", {}, values))]
 
     monkeypatch.setitem(measures.MEASURES, name, once)
 
@@ -106,11 +106,13 @@ def test_retrained_run_is_measured_again(own):
     assert again["accuracy"] == -1.0  # as it was stored
     shutil.rmtree(own.folder / "checkpoint")
     reproduce(Experiment("y", "", (Cell("BYOL", "byol", measure="spectrum", options=ENCODER),)), own)
-    (anew,) = store.read(reproduce(two_cells(1), own))
-    assert anew["accuracy"] == stored["accuracy"]
+    (retrained,) = store.read(reproduce(two_cells(1), own))
+    assert retrained["accuracy"] == stored["accuracy"]
     state = json.loads((checkpoint.latest(own.folder / "checkpoint") / "state.json").read_text())
     assert json.loads(file.read_text())["run_id"] == state["id"] != stored["run_id"]
-    assert [part["from_step"] for part in anew["trained_by"]] == [0] and anew["trained_by"][0]["commit"]
+    assert [part["from_step"] for part in retrained["trained_by"]] == [0] and retrained["trained_by"][0][
+        "commit"
+    ]
 
 
 def test_changed_settings_of_a_measurement_measure_again(own, monkeypatch):

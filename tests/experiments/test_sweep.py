@@ -303,6 +303,7 @@ def test_values_are_read_as_the_type_of_their_setting():
     recipe = recipes.get("shapes-byol-sem")
     grid = read_grid(recipe, {"sem.simplices": "16,64", "byol.momentum": "0.9,0.99", "encoder": ["tiny"]})
     assert grid == {"sem.simplices": [16, 64], "options.momentum": [0.9, 0.99], "encoder": ["tiny"]}
+    assert read_grid(recipe, {"views.jitter": "0.5"}) == {"views.jitter_prob": [0.5]}  # its name in 0.1
     search = read_search(recipe, {"optim.lr": "0.1..1:log", "sem.vertices": "2..9", "optim.clip": "0,1"})
     assert search["optim.lr"] == Range(0.1, 1.0, log=True)
     assert search["sem.vertices"] == Range(2, 9, integer=True)

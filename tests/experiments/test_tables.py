@@ -205,11 +205,11 @@ def test_page_in_docs_is_up_to_date():
 def test_every_number_of_the_page_was_measured():
     files = [json.loads(path.read_text()) for path in (ROOT / "results").rglob("*.json")]
     seeds = [
-        found
+        values
         for folder in ("paper", "other")
         for path in (ROOT / "results" / folder).glob("*.json")
         for derived in (over_seeds, added_by_sem)
-        for found in derived(json.loads(path.read_text()))
+        for values in derived(json.loads(path.read_text()))
     ]
     assert unfounded((ROOT / "docs/results.md").read_text(), {*numbers(files), *seeds}) == []
 
@@ -226,8 +226,8 @@ def added_by_sem(rows):
             if pair and all(a.get(k) == b.get(k) for k in (*keys, "seed")):
                 groups.setdefault((b["cell"], *(b.get(k) for k in keys)), []).append((a, b))
     for pairs in groups.values():
-        found = [b["accuracy"] - a["accuracy"] for a, b in pairs]
-        yield from (*found, sum(found) / len(found))
+        values = [b["accuracy"] - a["accuracy"] for a, b in pairs]
+        yield from (*values, sum(values) / len(values))
         errors = [(a["standard_error"] ** 2 + b["standard_error"] ** 2) ** 0.5 for a, b in pairs]
         yield sum(errors) / len(errors)
         a, b = pairs[0]
@@ -256,10 +256,10 @@ def over_seeds(rows):
     for row in rows:
         if row.get("accuracy") is not None:
             cells.setdefault(tuple(row.get(key) for key in keys), []).append(row["accuracy"])
-    for found in (found for found in cells.values() if len(found) > 1):
-        mean = sum(found) / len(found)
+    for values in (values for values in cells.values() if len(values) > 1):
+        mean = sum(values) / len(values)
         yield mean
-        yield (sum((x - mean) ** 2 for x in found) / (len(found) - 1)) ** 0.5
+        yield (sum((x - mean) ** 2 for x in values) / (len(values) - 1)) ** 0.5
 
 
 def test_means_of_seeds_are_derived_independently():

@@ -1,7 +1,6 @@
 """Time a training step: ms per step, images per second, peak memory and, on a GPU, the kinds of kernels."""
 
 import gc
-import json
 import re
 import statistics
 import time
@@ -17,6 +16,7 @@ from simplicia.cli.bench.timing import provenance, time_in_turns
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError, unknown
+from simplicia.result import write_json
 from simplicia.settings import with_changes
 from simplicia.train import recipes
 from simplicia.train.auto import resolve
@@ -120,7 +120,7 @@ def bench_steps(
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             if path is not None:
-                path.write_text(json.dumps(rows, indent=1) + "\n")
+                write_json(path, rows)
     return rows
 
 
