@@ -1,13 +1,12 @@
 """Checkpoints: safetensors and JSON in ``checkpoint/step-…/``, complete or not there at all.
 
-A checkpoint is written under a temporary name and renamed when it is whole, so that a process killed at any
-moment leaves the last good ones. Tensors are copied at once and written by a thread while training goes on.
+A checkpoint is renamed from a temporary name when it is complete, so a process killed at any moment leaves
+the last good ones. Tensors are copied at once and written by a thread while training goes on.
 """
 
 import json
 import math
 import os
-import secrets
 import shutil
 import threading
 import time
@@ -144,11 +143,6 @@ def method_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
 
 
-def new_id() -> str:
-    """A name for a run that results refer to."""
-    return secrets.token_hex(8)
-
-
 @torch.no_grad()
 def initialise_from(method: torch.nn.Module, path: str | Path) -> tuple[int, int]:
     """Load the weights and statistics of a run into a method, where names and shapes agree.
@@ -208,7 +202,7 @@ class Writer:
     def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], start: float) -> None:
         try:
             save(self.folder, step, tensors, state, self.keep)
-        except Exception as error:  # told by wait, in the thread that trains
+        except Exception as error:  # wait raises it in the thread that trains
             self.error = error
         self.slowest = max(self.slowest, time.monotonic() - start)
 
@@ -216,24 +210,26 @@ class Writer:
 def _check_state(state: dict[str, Any]) -> None:
     """Raise a ValueError if the numbers that a run goes on with are not there or make no sense."""
 
-    def number(value: Any, least: float = -math.inf) -> bool:
+    def is_number(value: Any, least: float = -math.inf) -> bool:
         return isinstance(value, int | float) and math.isfinite(value) and value >= least
 
-    total = state.get("total_steps", math.inf)
-    if not isinstance(state.get("step"), int) or not isinstance(total, int | float):
-        raise ValueError(f"{STATE} says step {state.get('step')!r} of {total!r}")
-    if not 0 <= state["step"] <= total:
-        raise ValueError(f"{STATE} says step {state.get('step')!r} of {state.get('total_steps')!r}")
-    for key in ("seconds", "loss"):
-        if key in state and not number(state[key]):
+    def is_triple(value: Any, least: float) -> bool:
+        return isinstance(value, list) and len(value) == 3 and all(is_number(x, least) for x in value)
+
+    step, total = state.get("step"), state.get("total_steps", math.inf)
+    if not isinstance(step, int) or not isinstance(total, int | float) or not 0 <= step <= total:
+        raise ValueError(f"{STATE} says step {step!r} of {total!r}")
+    history = state.get("trained_by", [])
+    valid = {
+        "seconds": is_number(state.get("seconds", 0)),
+        "loss": is_number(state.get("loss", 0)),
+        "mean": is_triple(state.get("mean", [0, 0, 0]), -math.inf),
+        "std": is_triple(state.get("std", [1, 1, 1]), 1e-6),
+        "trained_by": isinstance(history, list) and all(isinstance(entry, dict) for entry in history),
+    }
+    for key, is_valid in valid.items():
+        if not is_valid:
             raise ValueError(f"{STATE} says {key} {state[key]!r}")
-    for key, least in (("mean", -math.inf), ("std", 1e-6)):
-        triple = state.get(key, [1, 1, 1])
-        if not isinstance(triple, list) or len(triple) != 3 or not all(number(x, least) for x in triple):
-            raise ValueError(f"{STATE} says {key} {triple!r}")
-    stretches = state.get("trained_by", [])
-    if not isinstance(stretches, list) or not all(isinstance(stretch, dict) for stretch in stretches):
-        raise ValueError(f"{STATE} says trained_by {stretches!r}")
 
 
 def _complete(folder: Path) -> list[Path]:

@@ -29,7 +29,11 @@ def resolve(
     else:
         resolved = with_absolute_paths(with_changes(named, changes))
     resolved = resolved.checked()
-    check_loggers(resolved.loggers)
+    for logger in resolved.loggers:
+        if importlib.util.find_spec(logger) is None:
+            raise UserError(
+                f"logger {logger!r} needs its package; pip install {logger}, or give --loggers none"
+            )
     if resolved.data == "auto":
         raise UserError(
             f"recipe {resolved.name!r} is for your own images; give --data with a folder or a name"
@@ -46,8 +50,17 @@ def claimed(path: Path, recipe: Recipe, resume: bool, is_leader: bool) -> Iterat
     if not is_leader:
         yield
         return
+    file = path / "recipe.yaml"
     with lock(path):
-        claim(path, recipe, resume)
+        if not file.exists():
+            write_yaml(recipe, file)
+        elif not resume:  # another process put a run there since the folder was chosen
+            raise _taken(path)
+        else:
+            check_same_recipe(path, recipe)
+            stored = read_yaml(file)
+            if stored.data != recipe.data:  # the images were moved
+                write_yaml(dataclasses.replace(stored, data=recipe.data), file)
         yield
 
 
@@ -75,24 +88,6 @@ def choose_dir(name: str, out: str | Path | None, resume: bool) -> Path:
     return folder
 
 
-def claim(folder: Path, recipe: Recipe, resume: bool) -> None:
-    """Write the recipe of a run that begins, once its folder is locked.
-
-    Another process may have put a run there since the folder was chosen: that is a UserError, unless it is to
-    be resumed and is of the same recipe.
-    """
-    path = folder / "recipe.yaml"
-    if not path.exists():
-        write_yaml(recipe, path)
-    elif not resume:
-        raise _taken(folder)
-    else:
-        check_same_recipe(folder, recipe)
-        stored = read_yaml(path)
-        if stored.data != recipe.data:  # moved
-            write_yaml(dataclasses.replace(stored, data=recipe.data), path)
-
-
 def _taken(folder: Path) -> UserError:
     what = "a run" if (folder / "recipe.yaml").exists() else "other files"
     hint = "add --resume (resume=True) to continue it, or " if what == "a run" else ""
@@ -100,9 +95,9 @@ def _taken(folder: Path) -> UserError:
 
 
 def recipe_to_resume(recipe: Recipe | str, changes: dict[str, Any], folder: Path) -> Recipe:
-    """The recipe of the run in a folder, to go on with; only how it is watched may be asked anew.
+    """The recipe of the run in a folder with the changes that a resumed run may have.
 
-    Of a recipe given by name, settings that are not named keep the run's values.
+    A recipe given by name stands for the run's own settings.
     """
     stored = read_yaml(folder / "recipe.yaml")
     if isinstance(recipe, str):
@@ -112,16 +107,19 @@ def recipe_to_resume(recipe: Recipe | str, changes: dict[str, Any], folder: Path
             )
         recipe = stored
     asked = with_absolute_paths(with_changes(recipe, changes))
-    kept, wanted = _settings(stored), _settings(asked)
-    for name in sorted(kept.keys() | wanted.keys()):
-        if name == "data" and _moved(stored.data):
-            continue  # that they are the same images is looked at when they are read
-        if name not in Recipe.MAY_CHANGE and kept.get(name) != wanted.get(name):
-            raise UserError(
-                f"{folder} was trained with {name} {kept.get(name)!r}, not {wanted.get(name)!r}; "
-                "resume with the same settings, or give another --out"
-            )
+    if differences := _differences(stored, asked, {}):
+        hint = "resume with the same settings, or give another --out"
+        raise UserError(f"{folder} was trained with {differences[0]}; {hint}")
     return asked
+
+
+def check_same_recipe(folder: Path, wanted: Recipe) -> None:
+    """A UserError unless the run in a folder has a recipe's settings; those left open do not count."""
+    differences = _differences(read_yaml(folder / "recipe.yaml"), with_absolute_paths(wanted), OPEN)
+    if differences:
+        raise UserError(
+            f"{folder} was trained with {'; '.join(differences)}; remove it, or give another folder"
+        )
 
 
 def resume_command(folder: Path, recipe: Recipe) -> str:
@@ -131,32 +129,20 @@ def resume_command(folder: Path, recipe: Recipe) -> str:
     return f"the same call of pretrain, with out={str(folder)!r}, resume=True"
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
-    """All settings by name; a second temperature that is not given is the first."""
-    found = flat(as_dict(recipe))
-    if found["sem.second_temperature"] is None:
-        found["sem.second_temperature"] = found["sem.temperature"]
-    return found
-
-
-def _moved(data: str) -> bool:
-    """Whether a folder of images is no longer where it was."""
-    return data not in datasets.names() and not Path(data).exists()
-
-
-def check_same_recipe(folder: Path, wanted: Recipe) -> None:
-    """A UserError unless the run in a folder is of a recipe, in all that makes it what it is."""
-    kept, asked = _settings(read_yaml(folder / "recipe.yaml")), _settings(with_absolute_paths(wanted))
-    differ = [
-        f"{name} {kept.get(name)!r}, not {asked.get(name)!r}"
-        for name in sorted(kept.keys() | asked.keys())
-        if name not in Recipe.MAY_CHANGE
-        and not (name == "data" and _moved(kept[name]))
-        and (name not in OPEN or asked[name] != OPEN[name])
-        and kept.get(name) != asked.get(name)
+def _differences(stored: Recipe, asked: Recipe, ignored: dict[str, Any]) -> list[str]:
+    """Settings that make ``asked`` another run than ``stored``, except those with an ``ignored`` value."""
+    kept, wanted = flat(as_dict(stored)), flat(as_dict(asked))
+    for settings in (kept, wanted):
+        if settings["sem.second_temperature"] is None:
+            settings["sem.second_temperature"] = settings["sem.temperature"]
+    may_change = {*Recipe.MAY_CHANGE, *(name for name, value in ignored.items() if wanted[name] == value)}
+    if stored.data not in datasets.names() and not Path(stored.data).exists():
+        may_change.add("data")  # the folder was moved: its images are compared when they are read
+    return [
+        f"{name} {kept.get(name)!r}, not {wanted.get(name)!r}"
+        for name in sorted((kept.keys() | wanted.keys()) - may_change)
+        if kept.get(name) != wanted.get(name)
     ]
-    if differ:
-        raise UserError(f"{folder} was trained with {'; '.join(differ)}; remove it, or give another folder")
 
 
 def check_colours(folder: Path, state: dict[str, Any], statistics: tuple[Any, Any]) -> None:
@@ -186,9 +172,9 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def lock(folder: Path, name: str = ".lock") -> Any:
-    """An open file that tells other processes that this folder is being trained; closing it ends that.
+    """Lock a folder until the returned file is closed; Busy if another process holds it.
 
-    A file of its own: one that is replaced would be locked by both who hold the old one and the new one.
+    The lock is a file that is never replaced: processes could otherwise lock the old and the new one.
     """
     file = (folder / name).open("a")
     try:
@@ -239,15 +225,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict) and isinstance(line.get("step"), int):
             lines.append(line)
     return lines
-
-
-def check_loggers(loggers: tuple[str, ...]) -> None:
-    """Raise UserError if a logger's package is not installed."""
-    for logger in loggers:
-        if importlib.util.find_spec(logger) is None:
-            raise UserError(
-                f"logger {logger!r} needs its package; pip install {logger}, or give --loggers none"
-            )
 
 
 def _sink(logger: str, folder: Path, name: str) -> tuple[Callable[..., Any], Callable[[], Any]]:

@@ -1,10 +1,10 @@
 """The trainer: one recipe, one method, one loop that takes steps and calls hooks."""
 
+import secrets
 import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,6 @@ from simplicia.train import checkpoint, run_dir
 from simplicia.train.monitor import OnlineProbe
 from simplicia.train.recipe import Recipe
 from simplicia.train.step import create_step
-
-
-@dataclass
-class Progress:
-    """How far a run has come, and which code trained it where."""
-
-    done: int = 0  # steps
-    seconds: float = 0.0
-    id: str | None = field(default_factory=checkpoint.new_id)  # results name the run they measured
-    trained_by: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Hook:
@@ -85,14 +75,11 @@ class Trainer:
         self.probe = self._online_probe(test_images) if recipe.online_every else None
         self.step = create_step(engine, recipe, method, data, views, fabric, self.probe)
         self.total, self.steps_per_epoch = self.step.total, data.batches
-        self.progress = Progress()
+        self.done, self.seconds = 0, 0.0
+        self.id: str | None = secrets.token_hex(8)  # results name the run they measured
+        self.trained_by: list[dict[str, Any]] = []  # commits and devices, and the steps they began at
         self.stop: Interrupted | None = None  # set by ``request_stop``
         self.path: Path | None = None  # the run directory, once ``resume_from`` has looked there
-
-    @property
-    def done(self) -> int:
-        """Steps taken."""
-        return self.progress.done
 
     @property
     def is_last(self) -> bool:
@@ -111,12 +98,12 @@ class Trainer:
 
     def fit(self, hooks: Sequence[Hook]) -> None:
         """The training loop: take a step, call the hooks, until the last step or a request to stop."""
-        started = time.monotonic() - self.progress.seconds
+        started = time.monotonic() - self.seconds
         try:
             while not self.is_ending:
                 output = self.step(self.done)
-                self.progress.done += 1
-                self.progress.seconds = time.monotonic() - started
+                self.done += 1
+                self.seconds = time.monotonic() - started
                 for hook in hooks:
                     hook.after_step(self, output)
         finally:
@@ -139,14 +126,14 @@ class Trainer:
         return {
             "total_steps": self.total,
             "epoch": self.done // self.steps_per_epoch,
-            "seconds": self.progress.seconds,
+            "seconds": self.seconds,
             "loss": loss,
             "mean": mean,
             "std": std,
             "classes": list(self.images.classes),
             "images": len(self.images),
-            "id": self.progress.id,
-            "trained_by": self.progress.trained_by,
+            "id": self.id,
+            "trained_by": self.trained_by,
             **versions(self.fabric.device),
         }
 
@@ -162,7 +149,7 @@ class Trainer:
         self.path = path
         newest = self.last_checkpoint()
         if newest is None:
-            self.progress.trained_by = [{**here, "from_step": 0}]
+            self.trained_by = [{**here, "from_step": 0}]
             return
         tensors, state = checkpoint.read(newest)
         if state.get("total_steps") != self.total or state.get("images") != len(self.images):
@@ -180,7 +167,8 @@ class Trainer:
         last = {k: v for k, v in history[-1].items() if k != "from_step"} if history else None
         if last != here:
             history = [*history, {**here, "from_step": state["step"]}]
-        self.progress = Progress(state["step"], state["seconds"], state.get("id"), history)
+        self.done, self.seconds, self.id = state["step"], state["seconds"], state.get("id")
+        self.trained_by = history
 
     def describe(self, chosen: list[str]) -> list[str]:
         """What is about to be trained, in lines for people; ``chosen``: settings resolved from "auto"."""
