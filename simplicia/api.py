@@ -9,7 +9,7 @@ from simplicia import devices
 from simplicia.progress import Progress, say
 from simplicia.run import Run, load
 from simplicia.train import auto, checkpoint, run_dir
-from simplicia.train.hooks import Checkpoints, Logging, OnlineProbes, StopOnRequest
+from simplicia.train.hooks import Checkpoints, ExitWithoutPeers, Logging, OnlineProbes, StopOnRequest
 from simplicia.train.recipe import Recipe
 from simplicia.train.run_dir import Log
 from simplicia.train.trainer import Hook, Trainer
@@ -55,6 +55,7 @@ def pretrain(
 
 # keywords of ``train_into`` that ``pretrain`` takes, by the names they have now and had before
 HOOK_OPTIONS = {name: name for name in ("keep", "deadline", "save_margin", "note", "on_online")}
+HOOK_OPTIONS |= {"allow_other_processes": "allow_other_processes"}
 HOOK_OPTIONS |= {"until": "deadline", "saving": "save_margin"}
 
 
@@ -69,27 +70,31 @@ def train_into(
     save_margin: float = 0.0,
     note: str | None = None,
     on_online: Callable[[int, dict[str, float]], None] | None = None,
+    allow_other_processes: bool = False,
 ) -> None:
     """Train in a run directory, which is locked meanwhile.
 
     Ctrl-C, SIGTERM and the ``deadline`` (of ``time.monotonic``) save before they end the training; the
     deadline leaves ``save_margin`` seconds, or more if checkpoints take longer. The newest ``keep``
     checkpoints stay. ``note`` is kept with what is trained now. ``on_online(epoch, accuracies)`` is called
-    when online probes were measured; an exception it raises ends the run.
+    when online probes were measured; an exception it raises ends the run. ``allow_other_processes``: resume
+    with another number of processes, which changes the result.
     """
     path.mkdir(parents=True, exist_ok=True)
     trainer.check_disk(path)
     with run_dir.claimed(path, trainer.recipe, resume, trainer.is_leader):
         writer = checkpoint.Writer(path / "checkpoint", keep)
-        trainer.resume_from(path, note)
+        trainer.resume_from(path, note, allow_other_processes)
         recipe, done = trainer.recipe, trainer.done
         log = Log(path / "log.jsonl", done, recipe.loggers, recipe.name) if trainer.is_leader else None
         bar = Progress(recipe.name, trainer.total, done, quiet)
-        command = run_dir.resume_command(path, recipe)
+        command = run_dir.resume_command(path, recipe, trainer.fabric.world_size)
         hooks: list[Hook] = [
             StopOnRequest(writer, command, deadline, save_margin),
             Logging(log, bar, recipe.log_every, done),
             OnlineProbes(log, bar, recipe.online_every, on_online),
             Checkpoints(writer, recipe.checkpoint_minutes, deadline),
         ]
+        if trainer.fabric.world_size > 1:
+            hooks.append(ExitWithoutPeers())
         trainer.fit(hooks)

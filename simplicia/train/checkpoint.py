@@ -4,9 +4,11 @@ A checkpoint is renamed from a temporary name when it is complete, so a process 
 the last good ones. Tensors are copied at once and written by a thread while training goes on.
 """
 
+import hashlib
 import json
 import math
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -33,11 +35,12 @@ def save(
     from safetensors.torch import save_file
 
     final = folder / f"step-{step:09d}"
-    temporary = folder / f".writing-{step:09d}-{os.getpid()}"
+    temporary = folder / f".writing-{step:09d}-{secrets.token_hex(8)}"
     try:
         temporary.mkdir(parents=True)
         save_file({k: v.contiguous() for k, v in tensors.items()}, temporary / TENSORS)
-        state = {**state, "step": step, "bytes": (temporary / TENSORS).stat().st_size}
+        written = {"bytes": (temporary / TENSORS).stat().st_size, "sha256": _digest(temporary / TENSORS)}
+        state = {**state, "step": step, **written}
         (temporary / STATE).write_text(json.dumps(state, indent=1))
         shutil.copymode(temporary / STATE, temporary / TENSORS)  # safetensors lets nobody else read its files
         for name in (TENSORS, STATE):
@@ -50,14 +53,20 @@ def save(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for old in _complete(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left in a ``checkpoint`` folder; the run must be locked."""
+    for leftover in folder.glob(".writing-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def drop(folder: Path) -> None:
     """Remove the tensors of a run's checkpoints; the state of the newest stays, and says so."""
     *old, newest = _complete(folder)
     for path in old:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
     state = json.loads((newest / STATE).read_text())
     with atomic_write(newest / STATE) as temporary:
         temporary.write_text(json.dumps({**state, "dropped": True}, indent=1))
@@ -93,6 +102,8 @@ def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if not isinstance(state, dict) or state.get("bytes") != size:
             raise ValueError(f"{TENSORS} has {size} bytes, not what {STATE} says")
         _check_state(state)
+        if "sha256" in state and state["sha256"] != _digest(checkpoint / TENSORS):  # 0.1 stored none
+            raise ValueError(f"{TENSORS} is not what was written: its SHA-256 differs from that in {STATE}")
         return load_file(checkpoint / TENSORS), state
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         others = [c.name for c in _complete(checkpoint.parent) if c != checkpoint]
@@ -176,8 +187,6 @@ class Writer:
         self.error: Exception | None = None
         self.slowest = 0.0  # seconds that one took, copied and written
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(".writing-*"):  # of a process that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
         """Copy the tensors to host memory and write them while training goes on."""
@@ -234,6 +243,19 @@ def _check_state(state: dict[str, Any]) -> None:
 
 def _complete(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; a process killed meanwhile leaves all of it or a leftover."""
+    with suppress(OSError):
+        hidden = checkpoint.with_name(f".writing-{checkpoint.name}-{secrets.token_hex(8)}")
+        checkpoint.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path, how: int) -> None:

@@ -1,7 +1,9 @@
 """What happens after a training step, each in a class of its own: logging, probes, checkpoints, stopping."""
 
 import math
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,10 +17,11 @@ from simplicia.train.run_dir import Log
 from simplicia.train.trainer import Hook, Trainer
 
 Clock = Callable[[], float]
+STOPPING = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
 
 
 class StopOnRequest(Hook):
-    """Asks the trainer to stop on SIGINT, on SIGTERM, or shortly before a deadline.
+    """Asks the trainer to stop on SIGINT, SIGTERM or SIGHUP, or shortly before a deadline.
 
     The deadline leaves ``save_margin`` seconds, or twice as long as the slowest checkpoint took, for the last
     checkpoint. A second signal stops at once.
@@ -38,8 +41,10 @@ class StopOnRequest(Hook):
         self.last_step = clock()
         self.previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.previous[number] = signal.signal(number, self._receive)
+            for number in STOPPING:
+                # nohup ignores SIGHUP, and training must go on then
+                if number != getattr(signal, "SIGHUP", None) or signal.getsignal(number) != signal.SIG_IGN:
+                    self.previous[number] = signal.signal(number, self._receive)
 
     def after_step(self, trainer: Trainer, output: Output) -> None:
         now = self.clock()
@@ -59,13 +64,40 @@ class StopOnRequest(Hook):
         self.received = signal.Signals(number)
 
 
+class ExitWithoutPeers(Hook):
+    """Ends a process that still waits for another one ``patience`` seconds after SIGINT or SIGTERM.
+
+    A collective that waits for a stopped process never returns to Python, so a thread reads the signals.
+    """
+
+    def __init__(self, patience: float = 15.0):
+        self.patience, self.is_closed = patience, threading.Event()
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
+        self.previous = signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self.previous)
+        self.is_closed.set()
+        os.close(self.writer)  # ends the thread's reading
+
+    def _wait(self) -> None:
+        number = next((n for n in iter(lambda: os.read(self.reader, 1), b"") if n[0] in STOPPING), None)
+        os.close(self.reader)
+        if number is not None and not self.is_closed.wait(self.patience):
+            why = f"another process did not answer for {self.patience:g} s"
+            print(f"simplicia: stopped without saving: {why}", file=sys.stderr, flush=True)
+            os._exit(128 + number[0])
+
+
 class Logging(Hook):
     """Logs the loss and health figures every few steps, shows progress, and warns once of each problem."""
 
     def __init__(self, log: Log | None, progress: Progress, every: int, start: int = 0):
         self.log, self.progress, self.every = log, progress, every
         self.mark = time.monotonic(), start
-        self.warned: set[str] = set()
+        self.warned: set[str] = set() if log is None else log.warned
 
     def after_step(self, trainer: Trainer, output: Output) -> None:
         done, recipe = trainer.done, trainer.recipe
@@ -87,7 +119,7 @@ class Logging(Hook):
             if kind not in self.warned:
                 self.warned.add(kind)
                 self.progress.say(f"step {done}: {text}", style="yellow")
-                self._write(done, warning=text)
+                self._write(done, warning=text, kind=kind)
 
     def close(self) -> None:
         self.progress.close()

@@ -15,6 +15,7 @@ from simplicia.files import atomic_write
 from simplicia.methods.base import Network
 from simplicia.settings import Formerly, Range, as_dict, from_dict
 
+LARGEST_FILE = 100_000  # characters of a recipe.yaml
 Count = Range(low=0)
 Share = Range(low=0, below=1)
 
@@ -280,7 +281,14 @@ def read_yaml(path: Path) -> Recipe:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST_FILE + 1)
+        if len(text) > LARGEST_FILE:
+            raise ValueError(f"it has more than {LARGEST_FILE} characters")
+        # a few nested aliases stand for more values than memory holds
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it has aliases (*name); write the values out")
+        values = yaml.safe_load(text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as a recipe: {str(error).splitlines()[0]}") from error
     try:

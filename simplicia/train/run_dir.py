@@ -1,8 +1,10 @@
 """A run's directory: where it goes, its lock, its log, and what may change when it is resumed."""
 
 import dataclasses
+import hashlib
 import importlib.util
 import json
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from simplicia.data import datasets
+from simplicia.data.datasets import ImageSet
 from simplicia.errors import Busy, UserError
 from simplicia.files import atomic_write
 from simplicia.settings import as_dict, flat, with_changes
@@ -61,6 +64,7 @@ def claimed(path: Path, recipe: Recipe, resume: bool, is_leader: bool) -> Iterat
             stored = read_yaml(file)
             if stored.data != recipe.data:  # the images were moved
                 write_yaml(dataclasses.replace(stored, data=recipe.data), file)
+        checkpoint.remove_leftovers(path / "checkpoint")
         yield
 
 
@@ -122,11 +126,13 @@ def check_same_recipe(folder: Path, wanted: Recipe) -> None:
         )
 
 
-def resume_command(folder: Path, recipe: Recipe) -> str:
+def resume_command(folder: Path, recipe: Recipe, processes: int) -> str:
     """What goes on with a run: a command, unless only Python has its recipe or its images."""
     if recipe.name in recipes.names() and recipe.data != datasets.MEMORY:
-        return f"simplicia pretrain {recipe.name} --out {shlex.quote(str(folder))} --resume"
-    return f"the same call of pretrain, with out={str(folder)!r}, resume=True"
+        several = f" --processes {processes}" if processes > 1 else ""
+        return f"simplicia pretrain {recipe.name} --out {shlex.quote(str(folder))} --resume{several}"
+    several = f", processes={processes}" if processes > 1 else ""
+    return f"the same call of pretrain, with out={str(folder)!r}, resume=True{several}"
 
 
 def _differences(stored: Recipe, asked: Recipe, ignored: dict[str, Any]) -> list[str]:
@@ -145,16 +151,34 @@ def _differences(stored: Recipe, asked: Recipe, ignored: dict[str, Any]) -> list
     ]
 
 
-def check_colours(folder: Path, state: dict[str, Any], statistics: tuple[Any, Any]) -> None:
-    """A UserError if the images are not those that a checkpoint with this state was trained on, by colour."""
-    for key, now in zip(("mean", "std"), statistics, strict=True):
-        before = state.get(key, now)
-        if any(abs(a - b) > 1e-6 for a, b in zip(before, now, strict=True)):
-            shown = [f"({', '.join(f'{x:.6f}' for x in triple)})" for triple in (before, now)]
+def fingerprint(images: ImageSet) -> str:
+    """A digest of the images' file names and of every image's sum of pixels, in order."""
+    digest = hashlib.sha256("\0".join(images.files).encode(errors="surrogateescape"))
+    for chunk in images.images.split(1024):
+        digest.update(chunk.flatten(1).sum(1).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_images(folder: Path, state: dict[str, Any], now: dict[str, Any]) -> None:
+    """A UserError unless the images are those that the state of a checkpoint describes."""
+    if any(state.get(key) != now[key] for key in ("images", "total_steps")):
+        raise UserError(
+            f"{folder} was trained on {state.get('images')} images for {state.get('total_steps')} "
+            f"steps, not {now['images']} and {now['total_steps']}; resume with the same data"
+        )
+    for key in ("mean", "std"):
+        before, found = state.get(key, now[key]), now[key]
+        if any(abs(a - b) > 1e-6 for a, b in zip(before, found, strict=True)):
+            shown = [f"({', '.join(f'{x:.6f}' for x in triple)})" for triple in (before, found)]
             raise UserError(
                 f"{folder} was trained on other images: the {key} of their colours was {shown[0]}, "
                 f"and is {shown[1]}; resume with the same data"
             )
+    if state.get("fingerprint", now["fingerprint"]) != now["fingerprint"]:  # 0.1 stored none
+        raise UserError(
+            f"{folder} was trained on other images, or on these in another order: names or pixels differ; "
+            "resume with the same data"
+        )
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
@@ -176,7 +200,8 @@ def lock(folder: Path, name: str = ".lock") -> Any:
 
     The lock is a file that is never replaced: processes could otherwise lock the old and the new one.
     """
-    file = (folder / name).open("a")
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)  # a link may have been planted there
+    file = os.fdopen(os.open(folder / name, flags, 0o666), "r+")
     try:
         import fcntl
 
@@ -194,6 +219,7 @@ class Log:
 
     def __init__(self, path: Path, step: int, loggers: tuple[str, ...] = (), name: str = ""):
         kept = [line for line in read_log(path) if line["step"] <= step]
+        self.warned = {str(line["kind"]) for line in kept if "kind" in line}  # kinds of warnings
         with atomic_write(path) as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self.path, self.file = path, path.open("a", buffering=1)

@@ -5,6 +5,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from simplicia.data.augmentation import Views
 from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import HostLoader, choose_loader
 from simplicia.devices import peak_memory
-from simplicia.errors import Interrupted, UserError
+from simplicia.errors import Failed, Interrupted, UserError
 from simplicia.layers import synchronised
 from simplicia.methods import Output
 from simplicia.progress import duration
@@ -106,6 +107,12 @@ class Trainer:
                 self.seconds = time.monotonic() - started
                 for hook in hooks:
                     hook.after_step(self, output)
+        except RuntimeError as error:
+            if self.fabric.world_size == 1 or not _is_of_peers(error):
+                raise
+            newest = self.last_checkpoint()
+            kept = f"{newest.name} is kept" if newest else "there is no checkpoint yet"
+            raise Failed(f"another process of this training ended at step {self.done}; {kept}") from error
         finally:
             for hook in hooks:
                 hook.close()
@@ -132,32 +139,43 @@ class Trainer:
             "std": std,
             "classes": list(self.images.classes),
             "images": len(self.images),
+            "fingerprint": self.fingerprint,
+            "processes": self.fabric.world_size,
             "id": self.id,
             "trained_by": self.trained_by,
             **versions(self.fabric.device),
         }
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest that tells whether a run is resumed on the same images."""
+        return run_dir.fingerprint(self.images)
+
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint of the run that is being trained."""
         return None if self.path is None else checkpoint.latest(self.path / "checkpoint")
 
-    def resume_from(self, path: Path, note: str | None = None) -> None:
+    def resume_from(
+        self, path: Path, note: str | None = None, allow_other_processes: bool = False
+    ) -> None:
         """Go on from the newest checkpoint of a run directory; without one, start at step 0."""
         here: dict[str, Any] = {"commit": commit(), "device": versions(self.fabric.device)["device"]}
-        if note is not None:
-            here["note"] = note
+        processes = self.fabric.world_size
+        here |= {} if processes == 1 else {"processes": processes}
+        here |= {} if note is None else {"note": note}
         self.path = path
         newest = self.last_checkpoint()
         if newest is None:
             self.trained_by = [{**here, "from_step": 0}]
             return
         tensors, state = checkpoint.read(newest)
-        if state.get("total_steps") != self.total or state.get("images") != len(self.images):
+        run_dir.check_images(path, state, self.state(0.0))
+        before = state.get("processes", processes)  # version 0.1 stored none
+        if before != processes and not allow_other_processes:
             raise UserError(
-                f"{path} was trained on {state.get('images')} images for {state.get('total_steps')} "
-                f"steps, not {len(self.images)} and {self.total}; resume with the same data"
+                f"{path} was trained with --processes {before}, not {processes}, which changes the result; "
+                f"resume with --processes {before}, or add --allow-other-processes"
             )
-        run_dir.check_colours(path, state, self.statistics)
         checkpoint.load_into(self.method, checkpoint.method_tensors(tensors), newest)
         try:
             self.step.load(tensors)
@@ -237,3 +255,8 @@ class Trainer:
             recipe.image_size,
             recipe.online_temperatures,
         )
+
+
+def _is_of_peers(error: RuntimeError) -> bool:
+    """Whether a collective failed, as it does when another process was killed."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()

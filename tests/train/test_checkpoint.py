@@ -58,17 +58,30 @@ def test_where_folders_cannot_be_opened_files_are_flushed(tmp_path, monkeypatch)
     assert checkpoint.read(checkpoint.latest(tmp_path))[0]["a"].tolist() == [1, 1]
 
 
-def test_what_a_killed_process_left_is_not_seen_and_swept(tmp_path):
+def test_leftovers_of_a_killed_process_are_ignored_and_removed_on_request(tmp_path):
     checkpoint.save(tmp_path, 5, {"a": torch.ones(2)}, {})
     half = tmp_path / ".writing-000000009-1"
     half.mkdir()
     (half / "tensors.safetensors").write_bytes(b"half")
     assert checkpoint.latest(tmp_path).name == "step-000000005"
-    checkpoint.Writer(tmp_path)
-    assert not half.exists()
+    checkpoint.Writer(tmp_path)  # of a process without the lock: another one may be writing
+    assert half.exists()
+    checkpoint.remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "garbage", "state", "missing", "no tensors"])
+def test_an_old_checkpoint_disappears_at_once(tmp_path, monkeypatch):
+    """A process killed while it removes files must not leave half a checkpoint under its name."""
+    checkpoint.save(tmp_path, 5, {"a": torch.ones(2)}, {}, keep=1)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **options: None)  # killed before it
+    checkpoint.save(tmp_path, 6, {"a": torch.ones(2)}, {}, keep=1)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000006"]
+    monkeypatch.undo()
+    checkpoint.remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000006"]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "state", "missing", "no tensors", "flipped bit"])
 def test_a_damaged_checkpoint_is_named_and_so_is_the_way_back(tmp_path, damage):
     for step in (5, 10):
         checkpoint.save(tmp_path, step, {"a": torch.ones(50)}, {})
@@ -76,6 +89,10 @@ def test_a_damaged_checkpoint_is_named_and_so_is_the_way_back(tmp_path, damage):
     file = newest / "tensors.safetensors"
     if damage == "truncate":
         file.write_bytes(file.read_bytes()[:-10])
+    elif damage == "flipped bit":
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 1
+        file.write_bytes(content)
     elif damage == "garbage":
         file.write_bytes(b"\xff" * file.stat().st_size)
     elif damage == "state":

@@ -1,0 +1,205 @@
+"""Faults around a run: signals, peers that end or hang, other images, other processes, hostile recipes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+import simplicia
+from simplicia.errors import Interrupted, UserError
+from simplicia.train import checkpoint, run_dir
+from simplicia.train.recipe import read_yaml
+from simplicia.train.step import Step
+
+SMALL = {"encoder": "tiny", "sem.simplices": 8, "options": {"hidden": 32, "out": 16}, "quiet": True}
+SMALL |= {"epochs": 2, "batch_size": 16, "image_size": 16, "stem": "small", "log_every": 1}
+WORDS = "--encoder tiny --sem.simplices 8 --byol.hidden 32 --byol.out 16 --batch-size 16 --image-size 16"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    from PIL import Image
+
+    path = tmp_path / "photos"
+    path.mkdir()
+    for i, image in enumerate(simplicia.data.datasets.load("shapes", "test").images[:48]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path / f"{i:03d}.png")
+    return path
+
+
+@pytest.fixture
+def stopped(photos, tmp_path, monkeypatch):
+    """A run on the photos that a signal stopped at step 2 of 6."""
+    original = Step.__call__
+
+    def call(self, number):
+        output = original(self, number)
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return output
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Step, "__call__", call)
+        simplicia.pretrain("byol-sem", out=tmp_path / "run", data=str(photos), **SMALL)
+    return tmp_path / "run"
+
+
+def resume(run, **changes):
+    return simplicia.pretrain("byol-sem", out=run, resume=True, quiet=True, **changes)
+
+
+def change_state(run, **changes):
+    file = checkpoint.latest(run / "checkpoint") / "state.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_exchanged_images_are_not_resumed_on(stopped, photos):
+    shutil.move(photos / "000.png", photos / "tmp")
+    shutil.move(photos / "001.png", photos / "000.png")
+    shutil.move(photos / "tmp", photos / "001.png")  # same names, same colours
+    with pytest.raises(UserError, match="other images, or on these in another order"):
+        resume(stopped)
+
+
+def test_renamed_images_are_not_resumed_on(stopped, photos):
+    shutil.move(photos / "000.png", photos / "0000.png")  # same pixels, same order
+    with pytest.raises(UserError, match="names or pixels differ"):
+        resume(stopped)
+
+
+def test_another_number_of_processes_is_refused_unless_allowed(stopped):
+    change_state(stopped, processes=2)
+    with pytest.raises(UserError, match=r"--processes 2, not 1.* or add --allow-other-processes"):
+        resume(stopped)
+    run = resume(stopped, allow_other_processes=True)
+    assert run.finished and run.state["processes"] == 1
+
+
+def test_the_resume_command_keeps_the_number_of_processes(stopped):
+    recipe = read_yaml(stopped / "recipe.yaml")
+    assert run_dir.resume_command(stopped, recipe, 2).endswith("--resume --processes 2")
+    assert "processes" not in run_dir.resume_command(stopped, recipe, 1)
+
+
+def test_leftovers_are_removed_by_the_process_that_holds_the_lock(stopped):
+    half = stopped / "checkpoint" / ".writing-000000003-abc"
+    half.mkdir()
+    with run_dir.lock(stopped), pytest.raises(UserError, match="another process"):
+        resume(stopped)
+    with run_dir.claimed(stopped, read_yaml(stopped / "recipe.yaml"), True, is_leader=False):
+        assert half.exists()
+    resume(stopped)
+    assert not half.exists()
+
+
+def test_a_planted_link_is_not_opened_as_a_lock(tmp_path):
+    (tmp_path / ".lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic link"):
+        run_dir.lock(tmp_path)
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_warning_is_logged_once_for_a_resumed_run(stopped, monkeypatch):
+    def lines():
+        return [json.loads(line) for line in (stopped / "log.jsonl").read_text().splitlines()]
+
+    with (stopped / "log.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 2, "warning": "collapse: …", "kind": "collapse"}) + "\n")
+    monkeypatch.setattr("simplicia.train.monitor.warnings", lambda *a: {"collapse": "collapse: …"})
+    resume(stopped)
+    assert [line["step"] for line in lines() if "warning" in line] == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [1]\nb: *a\n", "aliases"),
+        ("options: " + "{a: " * 30_000, "more than 100000 characters"),
+    ],
+)
+def test_a_recipe_that_grows_when_read_is_refused(tmp_path, text, message):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_yaml(tmp_path / "recipe.yaml")
+
+
+def start(photos, out, *words):
+    command = ["pretrain", "byol-sem", "--data", photos, "--out", out, *WORDS.split(), *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "simplicia", *map(str, command)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (out / "log.jsonl").exists() or not (out / "log.jsonl").read_text():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+def peer_of(process):
+    """The process that a training of two started."""
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    return int(children.stdout.split()[0])
+
+
+FOREVER = ("--epochs", "100000", "--log-every", "5", "--quiet")
+
+
+def test_a_hangup_saves(photos, tmp_path):
+    process = start(photos, tmp_path / "run", *FOREVER)
+    process.send_signal(signal.SIGHUP)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGHUP and "--resume" in errors
+    assert simplicia.load(tmp_path / "run").step > 0
+
+
+@pytest.mark.skipif(shutil.which("pgrep") is None, reason="pgrep finds the second process")
+@pytest.mark.parametrize("kind", ["killed", "stopped"])
+def test_a_process_whose_peer_is_gone_ends_with_a_sentence(photos, tmp_path, kind):
+    process = start(photos, tmp_path / "run", *FOREVER, "--processes", "2", "--device", "cpu")
+    peer = peer_of(process)
+    try:
+        if kind == "killed":
+            os.kill(peer, signal.SIGKILL)
+        else:
+            os.kill(peer, signal.SIGSTOP)
+            time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+        process.wait(timeout=40)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # a stopped process would keep the pipe open
+    errors = process.stderr.read()
+    assert "Traceback" not in errors
+    if kind == "killed":
+        assert process.returncode == 1 and "another process of this training ended" in errors
+    else:
+        assert process.returncode == 128 + signal.SIGTERM and "did not answer for 15 s" in errors
+
+
+def test_the_watch_over_peers_ends_with_the_training():
+    code = """
+import os, signal, time
+from simplicia.train.hooks import ExitWithoutPeers
+signal.signal(signal.SIGTERM, lambda *_: None)
+hook = ExitWithoutPeers(patience=0.2)
+os.kill(os.getpid(), signal.SIGTERM)
+hook.close()
+time.sleep(0.5)
+print("alive")
+ExitWithoutPeers(patience=0.2)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(30)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "alive\n" and done.returncode == 128 + signal.SIGTERM
