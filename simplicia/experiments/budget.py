@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from simplicia.analyze.model_cost import Cost, cost_of
-from simplicia.experiments.experiment import Experiment, Plan
+from simplicia.experiments.experiment import Experiment, Plan, plan
 from simplicia.experiments.job import checkpoint_bytes
 from simplicia.train import recipes
 from simplicia.train.recipe import Recipe
@@ -43,7 +43,11 @@ class Budgets:
     def of(self, experiment: Experiment, epochs: int | None = None) -> Budget:
         if experiment.data != "cifar100":
             return Budget(len({(c.recipe, str(c.changes)) for c in experiment.cells}))
-        plans = [experiment.plan(c, epochs) for c in experiment.cells if c.recipe is not None]
+        plans = [
+            plan(c, experiment.data, epochs=epochs or c.changes.get("epochs", experiment.epochs))
+            for c in experiment.cells
+            if c.recipe is not None
+        ]
         runs = list({plan.folder: plan for plan in plans}.values())
         gib = [self._cost(run.recipe).memory(run.recipe.actual_micro_batch_size) / 2**30 for run in runs]
         disk = sum(checkpoint_bytes(self._cost(run.recipe)) for run in runs) / 1e9
