@@ -4,7 +4,6 @@ A measurement with several results names the part of each. What it measured is s
 from there the next time.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -113,7 +112,7 @@ def semi(job: Job, fraction: float) -> Rows:
     settings = finetuning.SemiSettings(fraction=fraction)
     names = labelled_list(fraction, job.options.data_dir) if job.recipe.data == "imagenet" else None
     if job.options.probe_epochs is not None:
-        settings = dataclasses.replace(settings, epochs=(job.options.probe_epochs,))
+        settings.epochs = (job.options.probe_epochs,)
     epochs = "-".join(map(str, settings.epochs))
     asked = {} if names is None else {"list": names.name}
     name = f"semi-{epochs}-{100 * fraction:g}-percent"

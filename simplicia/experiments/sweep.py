@@ -15,7 +15,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.devices import choose
 from simplicia.errors import Busy, Interrupted, UserError
 from simplicia.evaluate.probe import probe
-from simplicia.experiments.runner import Measurement, Options, Runner, stoppable
+from simplicia.experiments.runner import Options, Runner, stoppable
 from simplicia.experiments.sweep_outcome import SweepResult, collect, draw
 from simplicia.experiments.sweep_plan import Plan, Range, first_difference, make_plan
 from simplicia.provenance import versions
@@ -75,12 +75,12 @@ def sweep(
         about: dict[str, Any] = {"train_images": train_images, "validation_images": validation_images}
         about |= versions(choose(device))
         runner = Runner(Options(device, engine, keep=checkpoint.KEEP, quiet=quiet))
-        count, path = _prepare(study, plan, trials), folder
+        path = folder
         try:
             with stoppable():
-                for trial in _trials(study, plan, count):
+                for trial, title in _trials(study, plan, trials):
                     path = folder / f"trial-{trial.number:04d}"
-                    _run(runner, trial, plan, path, f"trial {trial.number + 1} of {count}")
+                    _run(runner, trial, plan, path, title)
                     collect(study, plan, about).write(folder / "sweep.json")
         except Interrupted as stop:
             again = f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
@@ -94,9 +94,11 @@ def sweep(
     return result
 
 
-def _prepare(study: Any, plan: Plan, trials: int | None) -> int:
-    """Set up Optuna's study for a plan; returns how many trials there are to be in all."""
+def _trials(study: Any, plan: Plan, trials: int | None) -> Iterator[tuple[Any, str]]:
+    """The trials to run and their titles: first one that was killed, then new ones."""
     from optuna.pruners import MedianPruner, NopPruner
+    from optuna.samplers import TPESampler
+    from optuna.trial import Trial, TrialState
 
     points = plan.points()
     for point in points if plan.grid else []:
@@ -104,16 +106,9 @@ def _prepare(study: Any, plan: Plan, trials: int | None) -> int:
     # a resumed sweep keeps its number of trials unless another one is given
     count = trials or study.user_attrs.get("trials") or (TRIALS if plan.search else len(points))
     study.set_user_attr("trials", count)
+    count = count if plan.search else min(count, len(points))
     warm_up = plan.recipe.epochs // 3
     study.pruner = MedianPruner(n_startup_trials=4, n_warmup_steps=warm_up) if plan.prune else NopPruner()
-    return count if plan.search else min(count, len(points))
-
-
-def _trials(study: Any, plan: Plan, count: int) -> Iterator[Any]:
-    """The trials to run: first one that was killed, then new ones."""
-    from optuna.samplers import TPESampler
-    from optuna.trial import Trial, TrialState
-
     while True:
         known = study.get_trials(deepcopy=False)
         killed = [t for t in known if t.state == TrialState.RUNNING]
@@ -123,29 +118,48 @@ def _trials(study: Any, plan: Plan, count: int) -> Iterator[Any]:
         number = killed[0].number if killed else len(started)
         # a sampler for each trial: a resumed sweep draws what it would have drawn
         study.sampler = TPESampler(seed=plan.recipe.seed * 100_003 + number, n_startup_trials=5)
-        yield Trial(study, killed[0]._trial_id) if killed else study.ask()
+        trial = Trial(study, killed[0]._trial_id) if killed else study.ask()
+        yield trial, f"trial {trial.number + 1} of {count}"
 
 
-def _run(runner: Runner, trial: Any, plan: Plan, path: Path, name: str) -> None:
-    """Train and measure a trial, and tell Optuna the result."""
+def _run(runner: Runner, trial: Any, plan: Plan, path: Path, title: str) -> None:
+    """Train a trial, measure it on held-out training images unless it is pruned, and tell Optuna."""
     from optuna import TrialPruned
     from optuna.trial import TrialState
 
-    settings = _suggest(trial, plan)
+    start, settings = time.monotonic(), _suggest(trial, plan)
+    recipe = with_changes(plan.recipe, settings)
+    known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
     words = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items()]
-    runner.say(f"{name}: {', '.join(words) or 'the recipe'}")
+    runner.say(f"{title}: {', '.join(words) or 'the recipe'}")
+
+    def watch(epoch: int, accuracies: dict[str, float]) -> None:
+        online = accuracies.get("online_sem_accuracy", accuracies["online_encoder_accuracy"])
+        if epoch not in known:
+            trial.report(online, epoch)
+        if plan.prune and epoch < recipe.epochs and trial.should_prune():
+            trial.set_user_attr("seconds", time.monotonic() - start)
+            raise TrialPruned(f"stopped after epoch {epoch}, at {online:.1f} % online")
+
+    def measure(run: Run) -> Result:
+        result = probe(run, *_split(run.recipe), settings=plan.probe)
+        return result.replace(protocol="offline linear probe, on held-out training images")
+
+    asked = vars(plan.probe)
     try:
-        measured = runner.attempt(lambda: _measure(runner, trial, plan, settings, path))
+        measured = runner.attempt(
+            lambda: runner.once(path, recipe, "holdout", asked, measure, on_online=watch)
+        )
     except TrialPruned as pruned:
         trial.study.tell(trial, state=TrialState.PRUNED)
-        runner.say(f"{name}: {pruned}")
+        runner.say(f"{title}: {pruned}")
         return
     if isinstance(measured, Busy):
         raise measured
     if isinstance(measured, Exception):
         trial.set_user_attr("reason", str(measured))
         trial.study.tell(trial, state=TrialState.FAIL)
-        runner.say(f"{name}: failed: {measured}")
+        runner.say(f"{title}: failed: {measured}")
         return
     rows, keys = measured["per_temperature"] or [measured], ("temperature", "accuracy", "standard_error")
     pretrain_seconds = checkpoint.state_of(path)["seconds"]
@@ -159,29 +173,7 @@ def _run(runner: Runner, trial: Any, plan: Plan, path: Path, name: str) -> None:
     }.items():
         trial.set_user_attr(key, value)
     trial.study.tell(trial, measured["accuracy"])
-    runner.say(f"{name}: {measured['accuracy']:.2f} % on held-out images")
-
-
-def _measure(runner: Runner, trial: Any, plan: Plan, settings: dict[str, Any], path: Path) -> Measurement:
-    """The probe's result on held-out training images; the run is trained first, unless it is pruned."""
-    from optuna import TrialPruned
-
-    start, recipe = time.monotonic(), with_changes(plan.recipe, settings)
-    reported = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-
-    def watch(epoch: int, accuracies: dict[str, float]) -> None:
-        online = accuracies.get("online_sem_accuracy", accuracies["online_encoder_accuracy"])
-        if epoch not in reported:
-            trial.report(online, epoch)
-        if plan.prune and epoch < recipe.epochs and trial.should_prune():
-            trial.set_user_attr("seconds", time.monotonic() - start)
-            raise TrialPruned(f"stopped after epoch {epoch}, at {online:.1f} % online")
-
-    def measure(run: Run) -> Result:
-        result = probe(run, *_split(run.recipe), settings=plan.probe)
-        return result.replace(protocol="offline linear probe, on held-out training images")
-
-    return runner.once(path, recipe, "holdout", vars(plan.probe), measure, on_online=watch)
+    runner.say(f"{title}: {measured['accuracy']:.2f} % on held-out images")
 
 
 def _suggest(trial: Any, plan: Plan) -> dict[str, Any]:
