@@ -1,6 +1,6 @@
 """Experiments: cells, each a run (a recipe with changes) and a measurement of it; registered by a decorator.
 
-@experiment("embedder-width", "Wider embedders", columns=(("layer", "layer", ""),))
+@experiment("embedder-width", "Wider embedders")
 def embedder_width() -> Iterator[Cell]:
     yield Cell("linear", options={"layer": "sem"}, paper=73.9)
 """
@@ -20,6 +20,7 @@ from simplicia.train.recipe import Recipe
 
 CIFAR = ("cifar100", "cifar10")  # they share their recipes
 Column = tuple[str, str, str]  # title, field of a result, format
+TEMPERATURE, LAYER = ("temperature", "temperature", "g"), ("layer", "layer", "")
 
 
 @dataclass(frozen=True)
@@ -75,17 +76,10 @@ class Experiment:
         """Whether its cells differ in their number of epochs and share one table."""
         return len({cell.changes.get("epochs") for cell in self.cells}) > 1
 
-    def plan(self, cell: Cell, epochs: int | None = None) -> "Plan":
-        """The run of a cell on the experiment's data, for ``epochs``, the cell's own or the paper's."""
-        default = None if "epochs" in cell.changes else self.epochs
-        return plan(cell, self.data, 0, default if epochs is None else epochs)
-
     def index(self, name: str) -> int:
         """The position of the cell of a result, whose name may end in that of a part; after all if none."""
-        prefixes = [
-            (len(c.name), -i) for i, c in enumerate(self.cells) if f"{name}, ".startswith(f"{c.name}, ")
-        ]
-        return -max(prefixes)[1] if prefixes else len(self.cells)
+        matches = [i for i, c in enumerate(self.cells) if f"{name}, ".startswith(f"{c.name}, ")]
+        return max(matches, key=lambda i: len(self.cells[i].name), default=len(self.cells))
 
     def select(self, words: list[str]) -> list[Cell]:
         """The cells whose name contains one of the words, or equals one after "="; without words all."""
@@ -95,23 +89,22 @@ class Experiment:
 
         cells = [c for c in self.cells if not words or any(matches(w.lower(), c.name.lower()) for w in words)]
         if not cells:
-            some = ", ".join(repr(cell.name) for cell in self.cells[:4])
-            raise UserError(
-                f"no cell of {self.name} has {' or '.join(words)} in its name; they are {some}, …"
-            )
+            given, some = " or ".join(words), ", ".join(repr(cell.name) for cell in self.cells[:4])
+            raise UserError(f"no cell of {self.name} has {given} in its name; they are {some}, …")
         return cells
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
+Cells = Callable[[], Iterable[Cell]]
 
 
 def experiment(
-    name: str, title: str, **options: Any
-) -> Callable[[Callable[[], Iterable[Cell]]], Callable[[], Iterable[Cell]]]:
+    name: str, title: str, columns: tuple[Column, ...] = (TEMPERATURE,), **options: Any
+) -> Callable[[Cells], Cells]:
     """Register the experiment whose cells a function yields."""
 
-    def register(cells: Callable[[], Iterable[Cell]]) -> Callable[[], Iterable[Cell]]:
-        EXPERIMENTS[name] = Experiment(name, title, tuple(cells()), **options)
+    def register(cells: Cells) -> Cells:
+        EXPERIMENTS[name] = Experiment(name, title, tuple(cells()), columns=columns, **options)
         return cells
 
     return register
@@ -152,20 +145,12 @@ class Plan:
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))
 
 
-def plan(
-    cell: Cell,
-    data: str,
-    seed: int = 0,
-    epochs: int | None = None,
-    batch_size: int | None = None,
-    data_dir: str | None = None,
-) -> Plan:
-    """The run of a cell on a data set or a folder of images."""
+def plan(cell: Cell, data: str, seed: int = 0, epochs: int | None = None, **given: Any) -> Plan:
+    """The run of a cell on a data set or a folder of images; ``given`` settings apply unless None."""
     assert cell.recipe is not None
     named = f"{data}-{cell.recipe}" in recipes.names()
     name = f"{data}-{cell.recipe}" if named else cell.recipe
-    changes: dict[str, Any] = {**cell.changes, **(cell.cifar_changes if data in CIFAR else {}), "seed": seed}
+    changes = {**cell.changes, **(cell.cifar_changes if data in CIFAR else {}), "seed": seed}
     changes |= {} if named else {"data": data}
-    given = {"epochs": epochs, "batch_size": batch_size, "data_dir": data_dir}
-    changes |= {name: value for name, value in given.items() if value is not None}
+    changes |= {k: v for k, v in {"epochs": epochs, **given}.items() if v is not None}
     return Plan(name, with_changes(recipes.get(name), changes).checked())

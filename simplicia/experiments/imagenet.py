@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from simplicia.experiments.cifar import ENCODER, LAYER, SEM, SIZE, TEMPERATURE
-from simplicia.experiments.experiment import Cell, Figure, experiment
+from simplicia.experiments.cifar import FLOPS, SIZE
+from simplicia.experiments.experiment import LAYER, TEMPERATURE, Cell, Figure, experiment
 from simplicia.train.recipes import IMAGENET
 
-BOTH = (("BYOL", "byol"), ("BYOL + SEM", "byol-sem"))
-SETTINGS: dict[str, dict[str, Any]] = {
-    "byol": IMAGENET[""],
-    "byol-sem": {**IMAGENET[""], **IMAGENET["-sem"], "sem.simplices": 5000},
-}
+SEM_SETTINGS = {**IMAGENET[""], **IMAGENET["-sem"], "sem.simplices": 5000}
+BOTH = (("BYOL", "byol", IMAGENET[""]), ("BYOL + SEM", "byol-sem", SEM_SETTINGS))
 PAPER: dict[str, Any] = {"data": "imagenet", "epochs": 200}
 # fmt: off
 TRANSFER = {  # data set: linear probe of BYOL and BYOL + SEM, the same fine-tuned
@@ -37,55 +34,47 @@ SEMI = {  # share of the labels: top-1 and top-5 of BYOL, and of BYOL + SEM
 
 
 @experiment(
-    "imagenet-scaling",
-    "Wider encoders",
-    columns=(("FLOPs per image", "flops", ".2e"),),
-    figure=Figure("FLOPs per image", SIZE, "flops"),
-    **PAPER,
+    "imagenet-scaling", "Wider encoders", (FLOPS,), figure=Figure("FLOPs per image", SIZE, "flops"), **PAPER
 )
 def imagenet_scaling() -> Iterator[Cell]:
-    for size, encoder in (("RN-50", "resnet50"), ("RN-50 x2", "resnet50x2"), ("RN-50 x4", "resnet50x4")):
-        for (name, recipe), paper in zip(BOTH, ROBUSTNESS["clean"], strict=True):
-            yield Cell(
-                f"{size} {name}",
-                recipe,
-                {**SETTINGS[recipe], "encoder": encoder},
-                measure="probe_and_cost",
-                options=SEM if recipe == "byol-sem" else ENCODER,
-                paper=paper if encoder == "resnet50" else None,
-            )
+    for size, encoder, papers in (
+        ("RN-50", "resnet50", ROBUSTNESS["clean"]),
+        ("RN-50 x2", "resnet50x2", (None, None)),
+        ("RN-50 x4", "resnet50x4", (None, None)),
+    ):
+        for (name, recipe, settings), paper in zip(BOTH, papers, strict=True):
+            changes = {**settings, "encoder": encoder}
+            yield Cell(f"{size} {name}", recipe, changes, measure="probe_and_cost", paper=paper)
 
 
-@experiment("robustness", "A linear probe on other test sets", columns=LAYER, **PAPER)
+@experiment("robustness", "A linear probe on other test sets", (LAYER,), **PAPER)
 def robustness() -> Iterator[Cell]:
-    for i, (name, recipe) in enumerate(BOTH):
+    for i, (name, recipe, settings) in enumerate(BOTH):
         papers = {test_set: accuracies[i] for test_set, accuracies in ROBUSTNESS.items()}
-        yield Cell(name, recipe, SETTINGS[recipe], measure="robustness", paper=papers)
+        yield Cell(name, recipe, settings, measure="robustness", paper=papers)
 
 
 @experiment(
     "transfer",
     "Transfer to other data sets: a linear probe on frozen features, and fine-tuned",
-    columns=LAYER,
+    (LAYER,),
     **PAPER,
 )
 def transfer() -> Iterator[Cell]:
     for k, (words, measure) in enumerate((("linear", "transfer"), ("fine-tuned", "finetune"))):
         for to, numbers in TRANSFER.items():
-            for (name, recipe), paper in zip(BOTH, numbers[k], strict=True):
-                changes, options = SETTINGS[recipe], {"to": to}
-                yield Cell(f"{words}, {to}, {name}", recipe, changes, {}, measure, options, paper)
+            for (name, recipe, settings), paper in zip(BOTH, numbers[k], strict=True):
+                yield Cell(f"{words}, {to}, {name}", recipe, settings, {}, measure, {"to": to}, paper)
 
 
 @experiment(
     "semi-supervised",
     "Fine-tuned on a small share of the labels",
-    columns=(*TEMPERATURE, ("labelled images", "labelled_list", "")),
+    (TEMPERATURE, ("labelled images", "labelled_list", "")),
     **PAPER,
 )
 def semi_supervised() -> Iterator[Cell]:
     for fraction, numbers in SEMI.items():
-        for (name, recipe), (top1, top5) in zip(BOTH, numbers, strict=True):
-            papers, options = {"top-1": top1, "top-5": top5}, {"fraction": fraction}
-            label = f"{name}, {100 * fraction:g} %"
-            yield Cell(label, recipe, SETTINGS[recipe], {}, "semi", options, papers)
+        for (name, recipe, settings), (top1, top5) in zip(BOTH, numbers, strict=True):
+            label, papers = f"{name}, {100 * fraction:g} %", {"top-1": top1, "top-5": top5}
+            yield Cell(label, recipe, settings, {}, "semi", {"fraction": fraction}, papers)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from simplicia.errors import UserError
 from simplicia.evaluate.features import load_labelled
 from simplicia.evaluate.probe import preset, preset_for
 from simplicia.evaluate.transfer import load_splits
-from simplicia.experiments.experiment import Cell, Experiment, plan
-from simplicia.experiments.runner import Measurement, Runner, RunnerOptions, finished, is_trained
+from simplicia.experiments.experiment import Cell, Experiment, Plan, plan
+from simplicia.experiments.runner import Measure, Measurement, Options, Runner, is_trained
 from simplicia.experiments.store import CellResult
 from simplicia.provenance import commit, versions
-from simplicia.result import Record, Result
+from simplicia.result import Result
 from simplicia.run import Run
 from simplicia.train import checkpoint
 from simplicia.train.auto import load_images, resolve
@@ -29,30 +29,12 @@ REPORTED = (  # fields of an evaluation that its cells state
 )
 
 
-@dataclass
-class Options(RunnerOptions):
-    """How much of an experiment is run, on which data, and where results go."""
-
-    data: str | None = None  # None: the paper's
-    data_dir: str | None = None
-    epochs: int | None = None
-    batch_size: int | None = None
-    only: list[str] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=lambda: [0])
-    probe_epochs: int | None = None
-    runs: Path = Path("runs")
-    results: Path = Path("results")
-    drop: bool = False  # drop the weights of a run when all its cells are measured
-    retry: bool = False  # also cells that failed before
-    no_training: bool = False  # only cells whose runs are trained
-
-
 class Session(Runner):
     """Runs the cells of an experiment for one command."""
 
     def __init__(self, experiment: Experiment, options: Options):
         super().__init__(options)
-        self.experiment, self.options = experiment, options
+        self.experiment = experiment
         data = options.data or experiment.data
         folder = Path(data).expanduser()
         self.data = str(folder.resolve()) if data not in datasets.names() and folder.is_dir() else data
@@ -62,39 +44,30 @@ class Session(Runner):
             self.probe_settings.epochs = options.probe_epochs
             self.probe += f"-{options.probe_epochs}-epochs"
         self.images: dict[str | None, Any] = {}  # by the set transferred to; None: the run's own
-
-    @property
-    def path(self) -> Path:
-        """The file of results: the paper's data and protocol are apart from all others."""
-        options = self.options
-        faithful = options.data in (None, self.experiment.data) and options.probe_epochs is None
-        return options.results / ("paper" if faithful else "other") / f"{self.experiment.name}.json"
+        # the paper's data and protocol are apart from all others
+        is_paper = options.data in (None, experiment.data) and options.probe_epochs is None
+        self.path = options.results / ("paper" if is_paper else "other") / f"{experiment.name}.json"
 
 
 class Job:
     """A cell with a seed."""
 
     def __init__(self, session: Session, cell: Cell, seed: int):
-        options = session.options
-        self.session, self.options, self.cell, self.seed = session, options, cell, seed
-        self.plan = None
-        if cell.recipe is not None:
-            self.plan = plan(cell, session.data, seed, options.epochs, options.batch_size, options.data_dir)
+        self.session, self.options, self.cell, self.seed = session, session.options, cell, seed
+        self.has_run = cell.recipe is not None
+
+    @cached_property
+    def plan(self) -> Plan:
+        given = {name: getattr(self.options, name) for name in ("epochs", "batch_size", "data_dir")}
+        return plan(self.cell, self.session.data, self.seed, **given)
 
     @property
     def folder(self) -> Path:
-        assert self.plan is not None
         return self.options.runs / self.plan.folder
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether nothing has to be trained."""
-        return self.plan is None or is_trained(self.folder)
 
     @property
     def recipe(self) -> Recipe:
         """The run's complete recipe; before it is trained, the planned one."""
-        assert self.plan is not None
         path = self.folder / "recipe.yaml"
         return read_yaml(path) if path.exists() else self.plan.recipe
 
@@ -103,12 +76,9 @@ class Job:
         """During a measurement: training and test images, or the splits of the set transferred to."""
         return self.session.images[self.cell.options.get("to")]
 
-    def once(
-        self, name: str, asked: dict[str, Any], measure: Callable[[Run], Record | dict[str, Any]]
-    ) -> Measurement:
+    def once(self, name: str, asked: dict[str, Any], measure: Measure) -> Measurement:
         """The measurement of that name on the cell's run, which is trained and measured if it was not."""
-        assert self.plan is not None
-        return self.session.once(self.folder, self.plan.recipe, name, asked, measure, self.prepare)
+        return self.session.once(self.folder, self.plan.recipe, name, asked, measure, self._prepare)
 
     def evaluate(
         self, name: str, function: Callable[..., Result], settings: Any, asked: dict[str, Any], **more: Any
@@ -120,20 +90,18 @@ class Job:
 
         return self.once(name, {**asked, **vars(settings)}, measure)
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Raise a UserError for images without labels or a full disk, before anything is trained."""
-        recipe, to = self.recipe, self.cell.options.get("to")
+        recipe, to, directory = self.recipe, self.cell.options.get("to"), self.options.data_dir
         if not (self.folder / "recipe.yaml").exists():
             images = load_images(recipe, "train", False, self.options.quiet)
             recipe, _ = resolve(recipe, images, choose(self.options.device))
         if to not in self.session.images:
             self.session.images.clear()  # one set at a time: they may be gigabytes
-            directory = self.options.data_dir
-            loaded = (
-                load_labelled(recipe, to, directory) if to is None else (load_splits(recipe, to, directory),)
-            )
+            own = to is None
+            loaded = load_labelled(recipe, None, directory) if own else (load_splits(recipe, to, directory),)
             self.session.images[to] = loaded
-        if not self.is_trained:
+        if not is_trained(self.folder):
             self._check_disk(recipe)
 
     def _check_disk(self, recipe: Recipe) -> None:
@@ -154,17 +122,16 @@ class Job:
     ) -> CellResult:
         """A result of the cell, or of a part of it; ``values`` replace what was measured."""
         cell, session, state = self.cell, self.session, {}
-        own = session.data == session.experiment.data
         paper = cell.paper.get(part or "") if isinstance(cell.paper, dict) else cell.paper
         row: dict[str, Any] = {
             "experiment": session.experiment.name,
             "cell": cell.name if part is None else f"{cell.name}, {part}",
             "part": part,
             "sem": "SEM" in cell.name,
-            "paper": paper if own else None,
+            "paper": paper if session.data == session.experiment.data else None,
             "commit": commit(),
         }
-        if self.plan is None:
+        if not self.has_run:
             row |= versions(choose("cpu"))
         else:
             recipe, state = self.recipe, checkpoint.state_of(self.folder)
@@ -180,13 +147,6 @@ class Job:
             return CellResult.from_json(row | _facts(measured) | values)
         except ValueError as error:
             raise UserError(f"{cell.name} was measured, but {error}") from error
-
-    def drop_weights(self) -> None:
-        """Keep everything of a finished run except its weights."""
-        if finished(self.folder) is not None:
-            self.session.release()
-            with self.session.lock(self.folder):
-                checkpoint.drop(self.folder / "checkpoint")
 
 
 def reported(values: dict[str, Any]) -> dict[str, Any]:

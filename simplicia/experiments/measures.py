@@ -4,19 +4,20 @@ A measurement with several results names the part of each. What it measured is s
 from there the next time.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from simplicia import bottlenecks
 from simplicia.analyze.bound import expressivity_table
 from simplicia.analyze.coherence_baselines import EPOCHS_ON_CPU
 from simplicia.analyze.covariance_spectrum import layer_spectrum
 from simplicia.analyze.entropy import entropy_histogram
-from simplicia.analyze.model_cost import cost_of, paper_table
+from simplicia.analyze.model_cost import COUNTS, cost_of, paper_table
 from simplicia.analyze.study import FIT_ON_CPU, analyze
 from simplicia.analyze.tradeoff import tradeoff as bound_terms
 from simplicia.data.datasets import ImageSet
@@ -36,32 +37,30 @@ from simplicia.representation import represent
 from simplicia.result import Result
 from simplicia.run import Run
 
-Measure = Callable[..., list[CellResult]]
-MEASURES: dict[str, Measure] = {}
+Rows = list[CellResult]
+MEASURES: dict[str, Callable[..., Rows]] = {}
 
 
-def measure(function: Measure) -> Measure:
+def measure(function: Callable[..., Rows]) -> Callable[..., Rows]:
     """Register a measurement by the name of its function."""
     MEASURES[function.__name__] = function
     return function
 
 
 @measure
-def probe(job: Job, layer: str, temperature: float | None = None) -> list[CellResult]:
+def probe(job: Job, layer: str | None = None, temperature: float | None = None) -> Rows:
     """The linear probe: the best, or the one trained at a temperature of the grid."""
     name, grid = job.session.probe, job.session.probe_settings.temperatures
-    if temperature is None:
-        return [job.row(_probe(job, layer), probe=name)]
-    if temperature not in grid:
+    if temperature not in (None, *grid):
         known = ", ".join(f"{tau:g}" for tau in grid)
         raise Unprepared(f"temperature is {temperature:g}; the probe {name!r} has {known}")
     measured = _probe(job, layer)
-    row = measured["per_temperature"][grid.index(temperature)]
-    return [job.row(measured, probe=name, **reported(row))]
+    chosen = {} if temperature is None else measured["per_temperature"][grid.index(temperature)]
+    return [job.row(measured, probe=name, **reported(chosen))]
 
 
 @measure
-def probe_each(job: Job, layer: str) -> list[CellResult]:
+def probe_each(job: Job, layer: str | None = None) -> Rows:
     """The best linear probe at each temperature downstream."""
     measured = _probe(job, layer)
     return [
@@ -71,14 +70,16 @@ def probe_each(job: Job, layer: str) -> list[CellResult]:
 
 
 @measure
-def probe_and_cost(job: Job, layer: str) -> list[CellResult]:
+def probe_and_cost(job: Job, layer: str | None = None) -> Rows:
     """The linear probe, and the cost of the model."""
-    measured, cost = _probe(job, layer), cost_of(job.recipe)
-    return [job.row(measured, probe=job.session.probe, flops=cost.flops, parameters=cost.parameters)]
+    rows, cost = probe(job, layer), cost_of(job.recipe)
+    return [row.replace(flops=cost.flops, parameters=cost.parameters) for row in rows]
 
 
-def _probe(job: Job, layer: str) -> Measurement:
+def _probe(job: Job, layer: str | None) -> Measurement:
+    """The linear probe of a layer, by default what the bottleneck gives or else the encoder."""
     name, settings = job.session.probe, job.session.probe_settings
+    layer = layer or next(iter(bottlenecks.layers(job.plan.recipe.bottleneck)), "encoder")
 
     def measure(run: Run, train: ImageSet, test: ImageSet, quiet: bool, **options: Any) -> Result:
         with progress_bar(layer, settings, quiet) as progress:
@@ -88,32 +89,30 @@ def _probe(job: Job, layer: str) -> Measurement:
 
 
 @measure
-def transfer(job: Job, to: str) -> list[CellResult]:
+def transfer(job: Job, to: str) -> Rows:
     """Logistic regression on frozen features of another data set."""
-    measured = job.evaluate(
-        f"transfer-{to}", transferring.transfer, transferring.TransferSettings(), {"to": to}
-    )
+    settings = transferring.TransferSettings()
+    measured = job.evaluate(f"transfer-{to}", transferring.transfer, settings, {"to": to})
     return [job.row(measured, probe=None, dataset=to)]
 
 
 @measure
-def finetune(job: Job, to: str) -> list[CellResult]:
+def finetune(job: Job, to: str) -> Rows:
     """Fine-tuning on another data set."""
     settings = finetuning.FinetuneSettings()
     if job.options.probe_epochs is not None:  # 200 steps of 256 images are about an epoch of CIFAR
         settings.steps = job.options.probe_epochs * 200
-    name = f"finetune-{settings.steps}-{to}"
-    measured = job.evaluate(name, finetuning.finetune, settings, {"to": to})
+    measured = job.evaluate(f"finetune-{settings.steps}-{to}", finetuning.finetune, settings, {"to": to})
     return [job.row(measured, probe=f"{settings.steps} steps", dataset=to)]
 
 
 @measure
-def semi(job: Job, fraction: float) -> list[CellResult]:
+def semi(job: Job, fraction: float) -> Rows:
     """Fine-tuning on a share of the labels: top-1 and top-5."""
     settings = finetuning.SemiSettings(fraction=fraction)
     names = labelled_list(fraction, job.options.data_dir) if job.recipe.data == "imagenet" else None
     if job.options.probe_epochs is not None:
-        settings = dataclasses.replace(settings, epochs=(job.options.probe_epochs,))
+        settings.epochs = (job.options.probe_epochs,)
     epochs = "-".join(map(str, settings.epochs))
     asked = {} if names is None else {"list": names.name}
     name = f"semi-{epochs}-{100 * fraction:g}-percent"
@@ -127,7 +126,7 @@ def semi(job: Job, fraction: float) -> list[CellResult]:
 
 
 @measure
-def robustness(job: Job) -> list[CellResult]:
+def robustness(job: Job) -> Rows:
     """The linear probe on clean test images and on fifteen corruptions of them; after ImageNet on more.
 
     These are ImageNet's other test sets, as far as they are available. The published corrupted images replace
@@ -154,22 +153,26 @@ def robustness(job: Job) -> list[CellResult]:
     return rows
 
 
+def _represent(run: Run, images: ImageSet, layer: str) -> Iterator[Tensor]:
+    return (
+        represent(run.network(), batch, layer) for batch in encoder_features(run, images.images).split(256)
+    )
+
+
 @measure
-def entropy(job: Job) -> list[CellResult]:
+def entropy(job: Job) -> Rows:
     """The histogram of the entropies of all simplices of all training images."""
 
+    @torch.no_grad()
     def measure(run: Run) -> dict[str, Any]:
-        train, vertices = job.images[0], run.recipe.sem.vertices
-        batches = encoder_features(run, train.images).split(256)
-        with torch.no_grad():
-            simplices = (represent(run.network(), batch, "sem") for batch in batches)
-            histogram = entropy_histogram(simplices, vertices)
+        train, sem = job.images[0], run.recipe.sem
+        histogram = entropy_histogram(_represent(run, train, "sem"), sem.vertices)
         return {
             "protocol": "entropy of simplices, training images",
             "layer": "sem",
-            "temperature": run.recipe.sem.temperature,
+            "temperature": sem.temperature,
             "mean_entropy": histogram.pop("mean"),
-            "ln_vertices": math.log(vertices),
+            "ln_vertices": math.log(sem.vertices),
             "images": len(train),
             **histogram,
         }
@@ -178,14 +181,13 @@ def entropy(job: Job) -> list[CellResult]:
 
 
 @measure
-def spectrum(job: Job, layer: str = "embedder") -> list[CellResult]:
+def spectrum(job: Job, layer: str = "embedder") -> Rows:
     """Singular values of the covariance of a layer on the test images: at most 300, with their index."""
 
+    @torch.no_grad()
     def measure(run: Run) -> dict[str, Any]:
         test = job.images[1]
-        batches = encoder_features(run, test.images).split(256)
-        with torch.no_grad():
-            features = torch.cat([represent(run.network(), batch, layer).float() for batch in batches])
+        features = torch.cat([batch.float() for batch in _represent(run, test, layer)])
         about = {"protocol": "spectrum of the covariance, test images", "images": len(test)}
         return about | layer_spectrum(layer, features).to_json()
 
@@ -193,7 +195,7 @@ def spectrum(job: Job, layer: str = "embedder") -> list[CellResult]:
 
 
 @measure
-def coherence(job: Job, layer: str) -> list[CellResult]:
+def coherence(job: Job, layer: str) -> Rows:
     """Coherence at each K, and the graph at K = 5, of the linear classifiers that ``analyze`` fits.
 
     On a CPU it fits them to fewer images, for fewer epochs: that is another protocol.
@@ -203,11 +205,11 @@ def coherence(job: Job, layer: str) -> list[CellResult]:
 
     def measure(run: Run) -> dict[str, Any]:
         analysis, folder = analyze(run, None, job.options.data_dir, quiet=job.options.quiet)
-        curves = {curve["layer"]: curve for curve in analysis["coherence"]["curves"]}
-        if layer not in curves:
+        classes, found = analysis["data"]["classes"], analysis["coherence"]
+        curve = next((curve for curve in found["curves"] if curve["layer"] == layer), None)
+        if curve is None:
             raise UserError(f"{run.path} has no coherence of {layer!r}: {'; '.join(analysis['notes'])}")
-        curve, classes = curves[layer], analysis["data"]["classes"]
-        graph = next(g for g in analysis["coherence"]["graphs"] if (g["layer"], g["k"]) == (layer, 5))
+        graph = next(g for g in found["graphs"] if (g["layer"], g["k"]) == (layer, 5))
         values = curve["coherence"] or []  # only data with superclasses has it
         return {
             "protocol": f"coherence of plain linear classifiers (simplicia analyze){how}",
@@ -216,7 +218,7 @@ def coherence(job: Job, layer: str) -> list[CellResult]:
             "classifier_accuracy": curve["test_accuracy"],
             "fit_images": curve["fit_images"],
             "fit_epochs": curve["fit_epochs"],
-            "k": analysis["coherence"]["k"][: len(values)],
+            "k": found["k"][: len(values)],
             "coherence": values,
             "isolated": curve["isolated"],
             **{f"coherence_at_{k}": values[k - 1] if k <= len(values) else None for k in (1, 5, 20)},
@@ -234,48 +236,35 @@ def coherence(job: Job, layer: str) -> list[CellResult]:
 
 
 @measure
-def tradeoff(job: Job) -> list[CellResult]:
+def tradeoff(job: Job) -> Rows:
     """The terms of Theorem 1 on a run, at each temperature and without the softmax."""
 
     def measure(run: Run) -> dict[str, Any]:
         terms = bound_terms(run, *job.images)
-        return {"rows": terms["rows"], "margin": terms["margin"], "scale": terms["scale"]}
+        return {key: terms[key] for key in ("rows", "margin", "scale")}
 
     measured = job.once("reproduce-bound", {}, measure)
-    rows = measured.details.pop("rows")
-    return [
-        job.row(
-            measured,
-            "no softmax" if row["temperature"] is None else f"tau={row['temperature']:g}",
-            protocol="Theorem 1, measured",
-            layer="sem",
-            **row,
-        )
-        for row in rows
-    ]
+    rows = []
+    for row in measured.details.pop("rows"):
+        part = "no softmax" if row["temperature"] is None else f"tau={row['temperature']:g}"
+        rows.append(job.row(measured, part, protocol="Theorem 1, measured", layer="sem", **row))
+    return rows
 
 
 @measure
-def theory(job: Job) -> list[CellResult]:
+def theory(job: Job) -> Rows:
     """Theorem 1's expressivities, for 5000 simplices."""
-    return [
-        job.row(
-            None,
-            f"V={row['vertices']}, margin {row['margin']:g}, tau={row['temperature']:g}",
-            protocol="Theorem 1, in theory",
-            **row,
-        )
-        for row in expressivity_table((13,), (0.01, 0.1, 1.0, 10.0), (0.01, 0.1), 5000)
-    ]
+    name = "V={vertices}, margin {margin:g}, tau={temperature:g}"
+    table = expressivity_table((13,), (0.01, 0.1, 1.0, 10.0), (0.01, 0.1), 5000)
+    return [job.row(None, name.format(**row), protocol="Theorem 1, in theory", **row) for row in table]
 
 
 @measure
-def cost(job: Job, of: tuple[str, str]) -> list[CellResult]:
+def cost(job: Job, of: tuple[str, str]) -> Rows:
     """The counts of one model of the paper's cost table."""
     row = next(row for row in _paper_table() if (row["encoder"], row["model"]) == of)
-    counts = ("parameters", "activations", "flops")
-    values: dict[str, Any] = {name: row[name] for name in (*counts, "estimated_gib")}
-    values |= {f"paper_{name}": int(row["paper"][name]) for name in counts}
+    values: dict[str, Any] = {name: row[name] for name in (*COUNTS, "estimated_gib")}
+    values |= {f"paper_{name}": int(row["paper"][name]) for name in COUNTS}
     values["paper_gib"] = row["paper"]["gib"]
     return [job.row(protocol="counted", encoder=of[0], method="byol", **values)]
 

@@ -5,13 +5,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from simplicia.devices import choose
-from simplicia.errors import Busy, Failed, Unfinished, UserError
+from simplicia.errors import Busy, Diverged, Failed, Unfinished, UserError
 from simplicia.experiments import store
-from simplicia.experiments.clock import stoppable
 from simplicia.experiments.experiment import Experiment
-from simplicia.experiments.job import Job, Options, Session
+from simplicia.experiments.job import Job, Session
 from simplicia.experiments.measures import MEASURES
-from simplicia.experiments.runner import Failure, finished
+from simplicia.experiments.runner import Options, TooLong, Unprepared, finished, is_trained, lock, stoppable
+from simplicia.train import checkpoint
 
 __all__ = ["Options", "Session", "reproduce"]
 
@@ -34,55 +34,61 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
     store.check(session.path)
     jobs = [Job(session, cell, seed) for seed in options.seeds for cell in cells]
     if options.no_training:
-        jobs = [job for job in jobs if job.is_trained]
+        jobs = [job for job in jobs if not job.has_run or is_trained(job.folder)]
         if not jobs:
             raise UserError(f"no run that {experiment.name} needs is trained to its end in {options.runs}")
-    left = Counter(job.folder for job in jobs if job.plan is not None)  # cells to measure, by run
-    problems: list[tuple[str, Failure]] = []
+    left = Counter(job.folder for job in jobs if job.has_run)  # cells to measure, by run
+    problems: list[tuple[str, Exception]] = []
     with stoppable():
         for number, job in enumerate(jobs, 1):
             name = job.cell.name
             session.say(f"{experiment.name}, cell {number} of {len(jobs)}: {name}, seed {job.seed}")
             if (failure := _measure(session, job)) is not None:
-                is_known = any(failure == before for _, before in problems[-1:])
-                reason = ", for the same reason" if is_known else f": {failure.reason}"
-                if failure.kind == "busy":
+                is_known = bool(problems) and str(failure) == str(problems[-1][1])
+                problems.append((name, failure))
+                if isinstance(failure, Busy):
                     session.say(f"{name} is left to the process that works on it")
-                elif failure.kind == "unprepared":
+                elif isinstance(failure, Unprepared):
+                    reason = ", for the same reason" if is_known else f": {failure}"
                     session.say(f"{name} is skipped{reason}", "yellow")
                 else:
-                    session.say(f"{name} failed: {failure.reason}", "yellow")
-                problems.append((name, failure))
-            elif job.plan is not None:
+                    session.say(f"{name} failed: {failure}", "yellow")
+            elif job.has_run:
                 left[job.folder] -= 1
                 if options.drop and not left[job.folder]:
-                    with suppress(Busy):  # another process works on it
-                        job.drop_weights()
-    _raise_problems(problems, len(jobs))
+                    _drop_weights(session, job.folder)
+    for _, failure in problems:
+        if isinstance(failure, Busy):
+            raise Unfinished(str(failure))
+    if problems and [type(failure) for _, failure in problems] == [Unprepared] * len(jobs):
+        raise UserError(str(problems[0][1]))
+    if problems:
+        reasons = "; ".join(f"{name}: {failure}" for name, failure in problems)
+        raise Failed(f"{len(problems)} of {len(jobs)} cells could not be measured: {reasons}")
     return session.path
 
 
-def _measure(session: Session, job: Job) -> Failure | None:
+def _measure(session: Session, job: Job) -> Exception | None:
     """Measure a cell and store its results, or why there are none."""
     if not session.options.retry and (reason := _failed_before(session, job)) is not None:
-        return Failure("failed", f"{reason} (it failed before; --retry tries it again)")
+        return UserError(f"{reason} (it failed before; --retry tries it again)")
     rows = session.attempt(lambda: MEASURES[job.cell.measure](job, **job.cell.options))
-    if not isinstance(rows, Failure):
+    if not isinstance(rows, Exception):
         store.put(session.path, rows)
         return None
-    if rows.kind == "busy":
-        return Failure("busy", f"{job.folder} is being trained or measured by another process")
-    if rows.kind != "unprepared":
-        minutes = session.options.minutes if rows.kind == "too long" else None
-        protocol = "diverged" if rows.kind == "diverged" else "failed"
-        failed = job.row(protocol=protocol, failed=rows.reason, probe=session.probe, minutes=minutes)
+    if isinstance(rows, Busy):
+        return Busy(f"{job.folder} is being trained or measured by another process")
+    if not isinstance(rows, Unprepared):
+        minutes = session.options.minutes if isinstance(rows, TooLong) else None
+        protocol = "diverged" if isinstance(rows, Diverged) else "failed"
+        failed = job.row(protocol=protocol, failed=str(rows), probe=session.probe, minutes=minutes)
         store.put(session.path, [failed])
     return rows
 
 
 def _failed_before(session: Session, job: Job) -> str | None:
     """Why the run, or this measurement of it, failed; None if it did not, or has more time now."""
-    for row in store.read(session.path) if job.plan is not None else []:
+    for row in store.read(session.path) if job.has_run else []:
         if row.failed is None or row.run != job.folder.name:
             continue
         if row.protocol == "diverged" and finished(job.folder) is None:
@@ -94,12 +100,9 @@ def _failed_before(session: Session, job: Job) -> str | None:
     return None
 
 
-def _raise_problems(problems: list[tuple[str, Failure]], count: int) -> None:
-    for _, failure in problems:
-        if failure.kind == "busy":
-            raise Unfinished(failure.reason)
-    if problems and [failure.kind for _, failure in problems] == ["unprepared"] * count:
-        raise UserError(problems[0][1].reason)
-    if problems:
-        reasons = "; ".join(f"{name}: {failure.reason}" for name, failure in problems)
-        raise Failed(f"{len(problems)} of {count} cells could not be measured: {reasons}")
+def _drop_weights(session: Session, folder: Path) -> None:
+    """Keep everything of a finished run except its weights, unless another process works on it."""
+    if finished(folder) is not None:
+        session.release()
+        with suppress(Busy), lock(folder):
+            checkpoint.drop(folder / "checkpoint")

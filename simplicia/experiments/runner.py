@@ -6,19 +6,21 @@ at once, so a command that was killed continues where it was. Other processes ma
 
 import gc
 import json
+import math
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from simplicia.api import pretrain
-from simplicia.errors import Busy, Diverged, UserError
-from simplicia.experiments.clock import Clock, TooLong
+from simplicia.errors import Diverged, Interrupted, Unfinished, UserError
 from simplicia.progress import Progress
 from simplicia.provenance import commit, versions
 from simplicia.result import Record
@@ -27,36 +29,30 @@ from simplicia.train import checkpoint, run_dir
 from simplicia.train.recipe import Recipe, read_yaml
 
 T = TypeVar("T")
-Kind = Literal["busy", "unprepared", "diverged", "too long", "failed"]
+Measure = Callable[[Run], Record | dict[str, Any]]
 OnOnline = Callable[[int, dict[str, float]], None]  # (epoch, accuracies of the online probes)
+ALARM = getattr(signal, "SIGALRM", None)  # Windows has none
 
 
 class Unprepared(UserError):
     """A job cannot be started, such as without its data: nothing was tried, so there is nothing to record."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a job has no result."""
-
-    kind: Kind
-    reason: str
+class TooLong(RuntimeError):
+    """A measurement does not fit into the time of a command even if it has all of it."""
 
 
-FAILURES: dict[type[Exception], Kind] = {  # the first that matches
-    Busy: "busy",
-    Unprepared: "unprepared",
-    Diverged: "diverged",
-    TooLong: "too long",
-    UserError: "failed",
-    torch.OutOfMemoryError: "failed",
-    MemoryError: "failed",
-}
+class Stop(KeyboardInterrupt):
+    """A signal arrived. No ``except Exception`` on the way catches it."""
+
+    def __init__(self, number: int | None):
+        super().__init__()
+        self.number = number
 
 
 @dataclass
-class RunnerOptions:
-    """How one command trains and measures runs."""
+class Options:
+    """How one command trains and measures runs; of an experiment, how much, on which data, and where."""
 
     device: str = "auto"
     engine: str = "auto"
@@ -65,6 +61,18 @@ class RunnerOptions:
     keep: int = 1  # checkpoints of each run
     note: str | None = None  # stored with everything trained and measured now
     quiet: bool = False
+    data: str | None = None  # None: the paper's
+    data_dir: str | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    only: list[str] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    probe_epochs: int | None = None
+    runs: Path = Path("runs")
+    results: Path = Path("results")
+    drop: bool = False  # drop the weights of a run when all its cells are measured
+    retry: bool = False  # also cells that failed before
+    no_training: bool = False  # only cells whose runs are trained
 
 
 @dataclass
@@ -78,22 +86,29 @@ class Measurement(Record):
 
 
 class Runner:
-    """Trains and measures runs for one command."""
+    """Trains and measures runs for one command, until its time is up."""
 
-    def __init__(self, options: RunnerOptions):
-        self.settings, self.clock = options, Clock(options.minutes)
+    def __init__(self, options: Options):
+        self.options = options
         self.say = Progress("", 1, 0, options.quiet).say
         self._loaded: Run | None = None
+        self._has_worked = False  # the next work has less than all the time
+        seconds = math.inf if options.minutes is None else 60 * options.minutes
+        self._end = time.monotonic() + seconds
+        self._save_margin = min(45, seconds / 10)  # to write the last checkpoint
+        self._startup = min(90, seconds / 7)  # to compile the first step
+        self._exit_margin = min(10, seconds / 50)  # to leave after a measurement was cut off
 
-    def attempt(self, work: Callable[[], T]) -> T | Failure:
-        """The result of a job, or why there is none; other exceptions end the command."""
+    def attempt(self, work: Callable[[], T]) -> T | Exception:
+        """The result of a job, or the error that it failed with; other exceptions end the command."""
+        failure: Exception
         try:
             return work()
-        except tuple(FAILURES) as error:
-            kind = next(kind for cls, kind in FAILURES.items() if isinstance(error, cls))
-            no_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-            failure = Failure(kind, "the device is out of memory" if no_memory else str(error))
-        self.release()  # after the traceback, which holds tensors
+        except (torch.OutOfMemoryError, MemoryError):
+            failure = UserError("the device is out of memory")
+        except (UserError, Diverged, TooLong) as error:
+            failure = type(error)(str(error))  # without the traceback, which holds tensors
+        self.release()
         return failure
 
     def once(
@@ -102,7 +117,7 @@ class Runner:
         recipe: Recipe,
         name: str,
         asked: dict[str, Any],
-        measure: Callable[[Run], Record | dict[str, Any]],
+        measure: Measure,
         prepare: Callable[[], None] = lambda: None,
         on_online: OnOnline | None = None,
     ) -> Measurement:
@@ -119,54 +134,69 @@ class Runner:
             prepare()
         except UserError as error:
             raise Unprepared(str(error)) from error
-        with self.lock(folder):
+        with lock(folder):
             if (stored := _stored(folder, name, asked)) is not None:  # by another process meanwhile
                 return stored
-            self.train(folder, recipe, on_online)
-            with self.clock.measuring(60 * self.settings.probe_minutes):
-                values = _timed(measure, self.load(folder))
-            if self.settings.note is not None:
-                values["note"] = self.settings.note
+            if not is_trained(folder):
+                self._train(folder, recipe, on_online)
+            with self._limited():
+                values = _timed(measure, self._load(folder))
+            if self.options.note is not None:
+                values["note"] = self.options.note
             measurement = Measurement.from_json({**values, "asked": asked})
             measurement.write(folder / "results" / f"{name}.json")
         return measurement
 
-    def train(
-        self,
-        folder: Path,
-        recipe: Recipe,
-        on_online: OnOnline | None = None,
-    ) -> None:
+    def _train(self, folder: Path, recipe: Recipe, on_online: OnOnline | None) -> None:
         """Train a run to its end, from its newest checkpoint if it has one."""
-        if is_trained(folder):
-            return
-        self.clock.need_training()
+        if self._end - time.monotonic() < self._save_margin + self._startup:
+            raise Unfinished("too little time is left for training")
+        self._has_worked = True
         if checkpoint.state_of(folder).get("dropped"):
             self.say(f"the weights of {folder} were dropped: it is trained again")
             shutil.rmtree(folder / "checkpoint")
         self.release()  # two models may not fit the device
-        path = folder / "recipe.yaml"
+        path, options = folder / "recipe.yaml", self.options
         changes: dict[str, Any] = {} if recipe.data_dir is None else {"data_dir": recipe.data_dir}
         self._loaded = pretrain(
             read_yaml(path) if path.exists() else recipe,
             out=folder,
             resume=True,
-            device=self.settings.device,
-            engine=self.settings.engine,
-            quiet=self.settings.quiet,
-            keep=self.settings.keep,
-            deadline=self.clock.end,
-            save_margin=self.clock.save_margin,
-            note=self.settings.note,
+            deadline=self._end,
+            save_margin=self._save_margin,
             on_online=on_online,
+            **{name: getattr(options, name) for name in ("device", "engine", "quiet", "keep", "note")},
             **changes,
         )
 
-    def load(self, folder: Path) -> Run:
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Cut off the measurement inside when time is up; start none with less than ``probe_minutes`` left.
+
+        A measurement that was the first work of its command would not fit the next time either: TooLong.
+        """
+        is_first, self._has_worked = not self._has_worked, True
+        left = self._end - time.monotonic()
+        reason = "too little time is left for a measurement"
+        try:
+            if left < 60 * self.options.probe_minutes:
+                raise Stop(ALARM)
+            reason = "the time was up before a measurement was done"
+            with _raise_stop(ALARM, seconds=max(left - self._exit_margin, 1e-3)):
+                yield
+        except Stop as stop:
+            if stop.number != ALARM:
+                raise
+            if is_first:
+                limit = f"{self.options.minutes:g} minutes"
+                raise TooLong(f"its measurement takes more than {limit}; give more --minutes") from None
+            raise Unfinished(reason) from None
+
+    def _load(self, folder: Path) -> Run:
         """The run in a folder; the last one stays in memory."""
         if self._loaded is None or self._loaded.path != folder:
             self.release()
-            self._loaded = load(folder, self.settings.device)
+            self._loaded = load(folder, self.options.device)
         return self._loaded
 
     def release(self) -> None:
@@ -176,13 +206,12 @@ class Runner:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @contextmanager
-    def lock(self, folder: Path) -> Iterator[None]:
-        """Keep other processes from training or measuring a run; Busy if one does."""
-        locks = folder.parent / ".locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        with run_dir.lock(locks, folder.name):
-            yield
+
+def lock(folder: Path) -> Any:
+    """Keep other processes from training or measuring a run until this is closed; Busy if one does."""
+    locks = folder.parent / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return run_dir.lock(locks, folder.name)
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
@@ -197,7 +226,7 @@ def is_trained(folder: Path) -> bool:
     return state is not None and not state.get("dropped")
 
 
-def _timed(measure: Callable[[Run], Record | dict[str, Any]], run: Run) -> dict[str, Any]:
+def _timed(measure: Measure, run: Run) -> dict[str, Any]:
     """The values of a measurement; those of an analysis get their seconds, device, weights and versions."""
     start = time.monotonic()
     result = measure(run)
@@ -217,3 +246,34 @@ def _stored(folder: Path, name: str, asked: dict[str, Any]) -> Measurement | Non
         return None
     now = (state["step"], state.get("id"), asked) if state is not None else None
     return stored if (stored.pretrain_step, stored.run_id, stored.asked) == now else None
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into Interrupted, also between and after trainings."""
+    try:
+        with _raise_stop(signal.SIGINT, signal.SIGTERM):
+            yield
+    except Stop as stop:
+        raise Interrupted("stopped", stop.number or 0) from None
+
+
+@contextmanager
+def _raise_stop(*numbers: int | None, seconds: float = math.inf) -> Iterator[None]:
+    """Raise Stop inside on these signals, or after some seconds. Python allows it in the main thread only."""
+
+    def stop(number: int, _: object) -> None:
+        raise Stop(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stop) for number in numbers if is_main and number is not None}
+    timed = ALARM in before and seconds < math.inf
+    try:
+        if timed:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        if timed:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -12,12 +12,6 @@ from typing import Any, ClassVar, Self
 from simplicia.errors import UserError
 from simplicia.files import write_errors
 from simplicia.result import Record, is_number, write_json
-
-# equal in these: the same cell, measured again
-IDENTITY = (
-    *("experiment", "cell", "dataset", "pretrained_on", "epochs", "batch_size"),
-    *("seed", "protocol", "probe"),
-)
 
 
 @dataclass
@@ -73,7 +67,10 @@ class CellResult(Record):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in IDENTITY)
+        """Equal in this: the same cell, measured again."""
+        budget = self.epochs, self.batch_size, self.seed
+        where = self.experiment, self.cell, self.dataset, self.pretrained_on
+        return (*where, *budget, self.protocol, self.probe)
 
     def supersedes(self, other: "CellResult") -> bool:
         """Whether an earlier failure, of this cell or of a run that diverged, no longer holds."""
@@ -123,14 +120,11 @@ def check(path: Path) -> None:
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Keep other processes from writing into a folder."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has none
+    with ExitStack() as stack:
+        with suppress(ImportError):  # Windows has no such locks
+            import fcntl
+
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

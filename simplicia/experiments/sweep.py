@@ -15,14 +15,13 @@ from simplicia.data.datasets import ImageSet
 from simplicia.devices import choose
 from simplicia.errors import Busy, Interrupted, UserError
 from simplicia.evaluate.probe import probe
-from simplicia.experiments.clock import stoppable
-from simplicia.experiments.runner import Failure, Measurement, Runner, RunnerOptions
+from simplicia.experiments.runner import Options, Runner, stoppable
 from simplicia.experiments.sweep_outcome import SweepResult, collect, draw
-from simplicia.experiments.sweep_plan import Plan, Range, check_same, make_plan
+from simplicia.experiments.sweep_plan import Plan, Range, first_difference, make_plan
 from simplicia.provenance import versions
 from simplicia.result import Result
 from simplicia.run import Run
-from simplicia.settings import with_changes
+from simplicia.settings import as_dict, with_changes
 from simplicia.train import checkpoint, run_dir
 from simplicia.train.recipe import Recipe
 
@@ -53,8 +52,13 @@ def sweep(
     ``prune`` stops trials whose online probe is below the median of the others (default: in a search).
     ``resume`` continues the sweep in ``out``; what is not given again stays as it was.
     """
-    _optuna()
-    folder = _folder(recipe if isinstance(recipe, str) else recipe.name, out, resume)
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError("sweeps need Optuna; pip install optuna") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    name = recipe if isinstance(recipe, str) else recipe.name
+    folder = _folder(name, out, resume)
     asked: dict[str, Any] = {"grid": grid, "search": search, "temperatures": temperatures}
     asked |= {"probe_epochs": probe_epochs, "prune": prune}
     if not (folder / DATABASE).exists():
@@ -64,24 +68,24 @@ def sweep(
         study = _study(folder)
         stored = Plan.from_dict(study.user_attrs["plan"]) if "plan" in study.user_attrs else None
         plan = make_plan(recipe, changes, asked, stored)
-        if stored is not None:
-            check_same(plan, stored, recipe, folder)
-        study.set_user_attr("plan", plan.as_dict())
-        images = _split(plan.recipe, download)
-        sizes, about = (len(images[0]), len(images[1])), versions(choose(device))
-        del images
-        runner = Runner(RunnerOptions(device, engine, keep=checkpoint.KEEP, quiet=quiet))
-        count = _prepare(study, plan, trials)
+        if stored is not None and (other := first_difference(plan, stored, name)) is not None:
+            raise UserError(f"{folder} was begun with another {other}; give the same, or another --out")
+        study.set_user_attr("plan", as_dict(plan))
+        train_images, validation_images = map(len, _split(plan.recipe, download))
+        about: dict[str, Any] = {"train_images": train_images, "validation_images": validation_images}
+        about |= versions(choose(device))
+        runner = Runner(Options(device, engine, keep=checkpoint.KEEP, quiet=quiet))
+        path = folder
         try:
             with stoppable():
-                for trial in _trials(study, plan, count):
-                    _run(runner, trial, plan, folder, f"trial {trial.number + 1} of {count}")
-                    collect(study, plan, sizes, about).write(folder / "sweep.json")
+                for trial, title in _trials(study, plan, trials):
+                    path = folder / f"trial-{trial.number:04d}"
+                    _run(runner, trial, plan, path, title)
+                    collect(study, plan, about).write(folder / "sweep.json")
         except Interrupted as stop:
             again = f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
-            name = _path(folder, trial).name
-            raise Interrupted(f"stopped in {name}; continue with: {again}", stop.signal) from stop
-        result = collect(study, plan, sizes, about)
+            raise Interrupted(f"stopped in {path.name}; continue with: {again}", stop.signal) from stop
+        result = collect(study, plan, about)
     result.write(folder / "sweep.json")
     if result.best is None:
         reasons = [trial.reason for trial in result.trials if trial.reason]
@@ -90,9 +94,11 @@ def sweep(
     return result
 
 
-def _prepare(study: Any, plan: Plan, trials: int | None) -> int:
-    """Set up Optuna's study for a plan; returns how many trials there are to be in all."""
-    import optuna
+def _trials(study: Any, plan: Plan, trials: int | None) -> Iterator[tuple[Any, str]]:
+    """The trials to run and their titles: first one that was killed, then new ones."""
+    from optuna.pruners import MedianPruner, NopPruner
+    from optuna.samplers import TPESampler
+    from optuna.trial import Trial, TrialState
 
     points = plan.points()
     for point in points if plan.grid else []:
@@ -100,16 +106,9 @@ def _prepare(study: Any, plan: Plan, trials: int | None) -> int:
     # a resumed sweep keeps its number of trials unless another one is given
     count = trials or study.user_attrs.get("trials") or (TRIALS if plan.search else len(points))
     study.set_user_attr("trials", count)
-    median = optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=plan.recipe.epochs // 3)
-    study.pruner = median if plan.prune else optuna.pruners.NopPruner()
-    return count if plan.search else min(count, len(points))
-
-
-def _trials(study: Any, plan: Plan, count: int) -> Iterator[Any]:
-    """The trials to run: first one that was killed, then new ones."""
-    from optuna.samplers import TPESampler
-    from optuna.trial import Trial, TrialState
-
+    count = count if plan.search else min(count, len(points))
+    warm_up = plan.recipe.epochs // 3
+    study.pruner = MedianPruner(n_startup_trials=4, n_warmup_steps=warm_up) if plan.prune else NopPruner()
     while True:
         known = study.get_trials(deepcopy=False)
         killed = [t for t in known if t.state == TrialState.RUNNING]
@@ -119,33 +118,50 @@ def _trials(study: Any, plan: Plan, count: int) -> Iterator[Any]:
         number = killed[0].number if killed else len(started)
         # a sampler for each trial: a resumed sweep draws what it would have drawn
         study.sampler = TPESampler(seed=plan.recipe.seed * 100_003 + number, n_startup_trials=5)
-        yield Trial(study, killed[0]._trial_id) if killed else study.ask()
+        trial = Trial(study, killed[0]._trial_id) if killed else study.ask()
+        yield trial, f"trial {trial.number + 1} of {count}"
 
 
-def _run(runner: Runner, trial: Any, plan: Plan, folder: Path, name: str) -> None:
-    """Train and measure a trial, and tell Optuna the result."""
+def _run(runner: Runner, trial: Any, plan: Plan, path: Path, title: str) -> None:
+    """Train a trial, measure it on held-out training images unless it is pruned, and tell Optuna."""
     from optuna import TrialPruned
     from optuna.trial import TrialState
 
-    settings = _suggest(trial, plan)
+    start, settings = time.monotonic(), _suggest(trial, plan)
+    recipe = with_changes(plan.recipe, settings)
+    known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
     words = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items()]
-    runner.say(f"{name}: {', '.join(words) or 'the recipe'}")
-    path = _path(folder, trial)
+    runner.say(f"{title}: {', '.join(words) or 'the recipe'}")
+
+    def watch(epoch: int, accuracies: dict[str, float]) -> None:
+        online = accuracies.get("online_sem_accuracy", accuracies["online_encoder_accuracy"])
+        if epoch not in known:
+            trial.report(online, epoch)
+        if plan.prune and epoch < recipe.epochs and trial.should_prune():
+            trial.set_user_attr("seconds", time.monotonic() - start)
+            raise TrialPruned(f"stopped after epoch {epoch}, at {online:.1f} % online")
+
+    def measure(run: Run) -> Result:
+        result = probe(run, *_split(run.recipe), settings=plan.probe)
+        return result.replace(protocol="offline linear probe, on held-out training images")
+
+    asked = vars(plan.probe)
     try:
-        measured = runner.attempt(lambda: _measure(runner, trial, plan, settings, path))
+        measured = runner.attempt(
+            lambda: runner.once(path, recipe, "holdout", asked, measure, on_online=watch)
+        )
     except TrialPruned as pruned:
         trial.study.tell(trial, state=TrialState.PRUNED)
-        runner.say(f"{name}: {pruned}")
+        runner.say(f"{title}: {pruned}")
         return
-    if isinstance(measured, Failure):
-        if measured.kind == "busy":
-            raise Busy(measured.reason)
-        trial.set_user_attr("reason", measured.reason)
+    if isinstance(measured, Busy):
+        raise measured
+    if isinstance(measured, Exception):
+        trial.set_user_attr("reason", str(measured))
         trial.study.tell(trial, state=TrialState.FAIL)
-        runner.say(f"{name}: failed: {measured.reason}")
+        runner.say(f"{title}: failed: {measured}")
         return
-    rows = measured["per_temperature"] or [measured]
-    keys = ("temperature", "accuracy", "standard_error")
+    rows, keys = measured["per_temperature"] or [measured], ("temperature", "accuracy", "standard_error")
     pretrain_seconds = checkpoint.state_of(path)["seconds"]
     for key, value in {
         "downstream_temperature": measured.get("temperature"),
@@ -157,41 +173,18 @@ def _run(runner: Runner, trial: Any, plan: Plan, folder: Path, name: str) -> Non
     }.items():
         trial.set_user_attr(key, value)
     trial.study.tell(trial, measured["accuracy"])
-    runner.say(f"{name}: {measured['accuracy']:.2f} % on held-out images")
-
-
-def _measure(runner: Runner, trial: Any, plan: Plan, settings: dict[str, Any], path: Path) -> Measurement:
-    """The probe's result on held-out training images; the run is trained first, unless it is pruned."""
-    from optuna import TrialPruned
-
-    start, recipe = time.monotonic(), with_changes(plan.recipe, settings)
-    reported = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-
-    def watch(epoch: int, accuracies: dict[str, float]) -> None:
-        online = accuracies.get("online_sem_accuracy", accuracies["online_encoder_accuracy"])
-        if epoch not in reported:
-            trial.report(online, epoch)
-        if plan.prune and epoch < recipe.epochs and trial.should_prune():
-            trial.set_user_attr("seconds", time.monotonic() - start)
-            raise TrialPruned(f"stopped after epoch {epoch}, at {online:.1f} % online")
-
-    def measure(run: Run) -> Result:
-        result = probe(run, *_split(run.recipe), settings=plan.probe)
-        return result.replace(protocol="offline linear probe, on held-out training images")
-
-    return runner.once(path, recipe, "holdout", vars(plan.probe), measure, on_online=watch)
+    runner.say(f"{title}: {measured['accuracy']:.2f} % on held-out images")
 
 
 def _suggest(trial: Any, plan: Plan) -> dict[str, Any]:
     """The settings of a trial; one that was killed keeps its own."""
     settings: dict[str, Any] = {}
     for name, values in plan.settings.items():
-        if not isinstance(values, Range):
-            settings[name] = trial.suggest_categorical(name, values)
-        elif values.integer:
-            settings[name] = trial.suggest_int(name, int(values.low), int(values.high), log=values.log)
+        if isinstance(values, Range):
+            number, suggest = (int, trial.suggest_int) if values.integer else (float, trial.suggest_float)
+            settings[name] = suggest(name, number(values.low), number(values.high), log=values.log)
         else:
-            settings[name] = trial.suggest_float(name, values.low, values.high, log=values.log)
+            settings[name] = trial.suggest_categorical(name, values)
     return settings
 
 
@@ -202,50 +195,34 @@ def _split(recipe: Recipe, download: bool = False) -> tuple[ImageSet, ImageSet]:
     return datasets.split(train, recipe.holdout)
 
 
-def _path(folder: Path, trial: Any) -> Path:
-    return folder / f"trial-{trial.number:04d}"
-
-
 def _folder(name: str, out: str | Path | None, resume: bool) -> Path:
-    if out is None:
-        if resume:
-            raise UserError("resume needs the sweep's folder; give --out")
-        out = f"sweeps/{name}"
-    folder = Path(out)
+    """Where a sweep goes; a UserError if it cannot go there."""
+    if out is None and resume:
+        raise UserError("resume needs the sweep's folder; give --out")
+    folder = Path(f"sweeps/{name}" if out is None else out)
     if folder.is_file():
         raise UserError(f"{folder} is a file; --out takes a folder")
     if resume and not folder.is_dir():
         raise UserError(f"there is no sweep in {folder}; --resume continues one, and starts none")
-    if folder.is_dir() and any(folder.iterdir()):
-        known = (folder / DATABASE).exists() or [p.name for p in folder.iterdir()] == ["lock"]
-        if not known:
-            raise UserError(f"{folder} holds other files; give another --out")
-        if not resume:
-            raise UserError(f"{folder} holds a sweep; add --resume to continue it, or give another --out")
+    files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if files and DATABASE not in files and files != {"lock"}:
+        raise UserError(f"{folder} holds other files; give another --out")
+    if files and not resume:
+        raise UserError(f"{folder} holds a sweep; add --resume to continue it, or give another --out")
     return folder
 
 
 def _study(folder: Path) -> Any:
     """Optuna's study in a folder, created if there is none."""
+    import optuna
     from sqlalchemy.exc import SQLAlchemyError
 
     file = folder / DATABASE
+    storage = f"sqlite:///{file.resolve()}"
     try:
-        return _optuna().create_study(
-            storage=f"sqlite:///{file.resolve()}",
-            study_name="sweep",
-            direction="maximize",
-            load_if_exists=True,
+        return optuna.create_study(
+            storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
         )
     except SQLAlchemyError as error:
         reason = getattr(error, "orig", None) or type(error).__name__
         raise UserError(f"the sweep's database {file} cannot be used: {reason}") from error
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise UserError("sweeps need Optuna; pip install optuna") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

@@ -1,15 +1,15 @@
 """The results of a sweep: as JSON, as CSV and as a figure."""
 
 import csv
-import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from simplicia.experiments.sweep_plan import Plan, is_number
+from simplicia.experiments.sweep_plan import Plan
 from simplicia.files import atomic_write
 from simplicia.report.plots import Axis, Chart, Series, save
 from simplicia.result import Record
+from simplicia.settings import as_dict
 
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
 ACCURACY = "validation accuracy, %"
@@ -30,9 +30,8 @@ class TrialResult(Record):
     seconds: float | None = None
     reason: str | None = None  # why it failed
 
-    NULLABLE: ClassVar = (
-        *("validation_accuracy", "standard_error", "downstream_temperature", "seconds", "reason"),
-    )
+    NUMBERS: ClassVar = ("validation_accuracy", "standard_error", "downstream_temperature", "seconds")
+    NULLABLE: ClassVar = (*NUMBERS, "reason")
 
 
 @dataclass
@@ -53,35 +52,33 @@ class SweepResult(Record):
 
     def write(self, path: Path) -> Path:
         """Write ``sweep.json``, and ``sweep.csv`` with the numbers of its table."""
-        with atomic_write(path.with_suffix(".csv")) as temporary:
-            temporary.write_text(self.to_csv(), encoding="utf-8")
+        with (
+            atomic_write(path.with_suffix(".csv")) as temporary,
+            temporary.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["trial", "state", *self.settings, *TrialResult.NUMBERS])
+            for trial in self.trials:
+                settings = [trial.settings.get(name) for name in self.settings]
+                numbers = [trial[name] for name in TrialResult.NUMBERS]
+                writer.writerow([trial.trial, trial.state, *settings, *numbers])
         return super().write(path)
 
-    def to_csv(self) -> str:
-        text = io.StringIO()
-        numbers = ["validation_accuracy", "standard_error", "downstream_temperature", "seconds"]
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["trial", "state", *self.settings, *numbers])
-        for trial in self.trials:
-            values = [trial.settings.get(name) for name in self.settings]
-            writer.writerow([trial.trial, trial.state, *values, *(trial[name] for name in numbers)])
-        return text.getvalue()
 
-
-def collect(study: Any, plan: Plan, images: tuple[int, int], about: dict[str, Any]) -> SweepResult:
+def collect(study: Any, plan: Plan, about: dict[str, Any]) -> SweepResult:
     """The results that Optuna's study holds."""
     trials = []
+    names = ("standard_error", "downstream_temperature", "per_temperature", "seconds", "reason")
     for trial in study.get_trials(deepcopy=False):
-        if trial.state.name in STATES:
-            names = ("standard_error", "downstream_temperature", "per_temperature", "seconds", "reason")
+        if state := STATES.get(trial.state.name):
             stored = {name: trial.user_attrs[name] for name in names if name in trial.user_attrs}
             online = {str(epoch): value for epoch, value in sorted(trial.intermediate_values.items())}
-            accuracy = trial.value if trial.state.name == "COMPLETE" else None
-            state = STATES[trial.state.name]
+            accuracy = trial.value if state == "complete" else None
             trials.append(TrialResult(trial.number, state, trial.params, accuracy, online=online, **stored))
     finished = [trial for trial in trials if trial.validation_accuracy is not None]
     best = max(finished, key=lambda trial: trial.validation_accuracy or 0, default=None)
-    return SweepResult(plan.as_dict(), list(plan.settings), trials, best, *images, details=about)
+    settings = list(plan.settings)
+    return SweepResult.make(plan=as_dict(plan), settings=settings, trials=trials, best=best, **about)
 
 
 def draw(result: SweepResult, path: Path) -> None:
@@ -90,32 +87,29 @@ def draw(result: SweepResult, path: Path) -> None:
     A search is a panel of points for each of its settings.
     """
     trials = [trial for trial in result.trials if trial.validation_accuracy is not None]
-    names, title = result.settings, result.plan["recipe"]["name"]
+    names, accuracies = result.settings, [trial.validation_accuracy for trial in trials]
     if not names:  # the recipe alone
-        rows = trials[0].per_temperature
-        errors = [row["standard_error"] for row in rows]
-        accuracies = [row["accuracy"] for row in rows]
-        temperatures = [row["temperature"] for row in rows]
-        charts = [_chart("downstream temperature", temperatures, accuracies, error=errors, markers=True)]
+        temperatures, values, errors = (
+            [row[key] for row in trials[0].per_temperature]
+            for key in ("temperature", "accuracy", "standard_error")
+        )
+        axis, x = _axis("downstream temperature", temperatures)
+        charts = [Chart("", axis, Axis(ACCURACY), [Series("", x, values, error=errors, markers=True)])]
     elif len(names) > 2 or result.plan["search"]:
-        accuracies = [trial.validation_accuracy for trial in trials]
-        charts = [_chart(n, [t.settings[n] for t in trials], accuracies, kind="points") for n in names]
-        for chart in charts:
-            chart.size = (4.0, 4.0)
+        charts = []
+        for name in names:
+            axis, x = _axis(name, [trial.settings[name] for trial in trials])
+            points = [Series("", x, accuracies, kind="points")]
+            charts.append(Chart("", axis, Axis(ACCURACY), points, size=(4.0, 4.0)))
     else:
         charts = [_line_chart(trials, names[0]) if len(names) == 1 else _heat_map(trials, *names)]
-    save(charts, path, title)
-
-
-def _chart(name: str, values: list[Any], accuracies: list[Any], **style: Any) -> Chart:
-    axis, x = _axis(values, name)
-    return Chart("", axis, Axis(ACCURACY), [Series("", x, accuracies, **style)])
+    save(charts, path, result.plan["recipe"]["name"])
 
 
 def _line_chart(trials: list[TrialResult], name: str) -> Chart:
     """One line for the temperature chosen at each point, a faint one for each temperature."""
     trials = sorted(trials, key=lambda trial: _order(trial.settings[name]))
-    axis, x = _axis([trial.settings[name] for trial in trials], name)
+    axis, x = _axis(name, [trial.settings[name] for trial in trials])
     # a trial without simplices has one accuracy, of no temperature
     rows = [{row["temperature"]: row["accuracy"] for row in trial.per_temperature} for trial in trials]
     temperatures = sorted({t for row in rows for t in row if t is not None})
@@ -130,18 +124,17 @@ def _line_chart(trials: list[TrialResult], name: str) -> Chart:
     return Chart("", axis, Axis(ACCURACY), series)
 
 
-def _heat_map(trials: list[TrialResult], first: str, second: str) -> Chart:
-    ys, xs = (sorted({trial.settings[name] for trial in trials}, key=_order) for name in (first, second))
-    cells: list[list[float | None]] = [[None] * len(xs) for _ in ys]
-    for trial in trials:
-        cells[ys.index(trial.settings[first])][xs.index(trial.settings[second])] = trial.validation_accuracy
-    y, x = (Axis(name, names=_words(values)) for name, values in ((first, ys), (second, xs)))
+def _heat_map(trials: list[TrialResult], *names: str) -> Chart:
+    points = {tuple(t.settings[name] for name in names): t.validation_accuracy for t in trials}
+    ys, xs = (sorted(set(values), key=_order) for values in zip(*points, strict=True))
+    y, x = (Axis(name, names=_words(values)) for name, values in zip(names, (ys, xs), strict=True))
+    cells = [[points.get((row, column)) for column in xs] for row in ys]
     return Chart("", x, y, [], cells=cells, cells_label=ACCURACY)
 
 
-def _axis(values: list[Any], name: str) -> tuple[Axis, list[float]]:
+def _axis(name: str, values: list[Any]) -> tuple[Axis, list[float]]:
     """The horizontal axis for values, and their positions: numbers, or words in order."""
-    if not all(map(is_number, values)):
+    if any(type(value) not in (int, float) for value in values):
         names = sorted(dict.fromkeys(values), key=_order)
         return Axis(name, names=_words(names)), [names.index(v) for v in values]
     low, high = min(values), max(values)
@@ -150,7 +143,7 @@ def _axis(values: list[Any], name: str) -> tuple[Axis, list[float]]:
 
 def _order(value: Any) -> tuple[bool, Any]:
     """Numbers by size, then words by letters."""
-    return (False, value) if is_number(value) else (True, str(value))
+    return (False, value) if type(value) in (int, float) else (True, str(value))
 
 
 def _words(values: list[Any]) -> list[str]:

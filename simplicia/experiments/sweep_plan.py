@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from simplicia import methods
@@ -29,19 +28,22 @@ class Range:
     integer: bool = False
 
 
+Values = dict[str, list[Choice] | Range]  # by setting
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a sweep does; stored with its trials, so that a resumed sweep is the same one."""
 
     recipe: Recipe
     grid: dict[str, list[Choice]]  # every combination is a trial
-    search: dict[str, list[Choice] | Range]  # or: trials are drawn from these
+    search: Values  # or: trials are drawn from these
     temperatures: tuple[float, ...]  # downstream ones, of the selection probe
     probe_epochs: int
     prune: bool
 
     @property
-    def settings(self) -> dict[str, list[Choice] | Range]:
+    def settings(self) -> Values:
         """What is varied."""
         return {**self.grid, **self.search}
 
@@ -52,36 +54,20 @@ class Plan:
 
     def points(self) -> list[dict[str, Choice]]:
         """The trials of a grid, the last setting varying fastest."""
-        return [
-            dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
-        ]
-
-    def check(self) -> None:
-        """Raise a UserError for a value no run can have, before anything is trained."""
-        for name, values in self.settings.items():
-            for value in [values.low, values.high] if isinstance(values, Range) else values:
-                with_changes(self.recipe, {name: value}).checked()
-        if self.recipe.holdout == 0:
-            raise UserError("holdout is 0; a sweep chooses on held-out training images; give a share of them")
-        if self.recipe.data == "auto":
-            raise UserError(
-                f"recipe {self.recipe.name!r} is for your own images; give --data with a folder or a name"
-            )
-        self.probe.validate()
-
-    def as_dict(self) -> dict[str, Any]:
-        return as_dict(self)
+        return [dict(zip(self.grid, point, strict=True)) for point in itertools.product(*self.grid.values())]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Plan":
-        search = {k: _stored_range(v) if isinstance(v, dict) else v for k, v in values["search"].items()}
+        """The plan that ``as_dict`` gave; in version 0.1 ``integer`` was ``whole``."""
+
+        def stored_range(
+            low: float, high: float, log: bool, integer: bool = False, whole: bool = False
+        ) -> Range:
+            return Range(low, high, log, integer or whole)
+
+        search = {k: stored_range(**v) if isinstance(v, dict) else v for k, v in values["search"].items()}
         recipe, temperatures = from_dict(values["recipe"], Recipe), tuple(values["temperatures"])
         return cls(**{**values, "recipe": recipe, "search": search, "temperatures": temperatures})
-
-
-def _stored_range(values: dict[str, Any]) -> Range:
-    integer = values.get("integer", values.get("whole", False))  # its name in version 0.1
-    return Range(values["low"], values["high"], values["log"], integer)
 
 
 def make_plan(
@@ -100,78 +86,67 @@ def make_plan(
     values |= {"probe_epochs": PROBE_EPOCHS, "prune": bool(asked["search"])}
     values |= vars(stored) if stored else {}
     values |= {name: value for name, value in asked.items() if value or value is False}
-    for name, read in (("grid", read_grid), ("search", read_search)):
+    for name in ("grid", "search"):
         if asked[name]:
-            values[name] = read(base, asked[name])
+            values[name] = read_values(base, asked[name], ranges=name == "search")
     if values["prune"] and base.online_every == 0:
         base = with_changes(base, {"online_every": max(1, base.epochs // 10)})
     plan = Plan(**values | {"recipe": base, "temperatures": tuple(values["temperatures"])})
-    plan.check()
+    for name, tried in plan.settings.items():
+        for value in [tried.low, tried.high] if isinstance(tried, Range) else tried:
+            with_changes(base, {name: value}).checked()
+    if base.holdout == 0:
+        raise UserError("holdout is 0; a sweep chooses on held-out training images; give a share of them")
+    if base.data == "auto":
+        raise UserError(f"recipe {base.name!r} is for your own images; give --data with a folder or a name")
+    plan.probe.validate()
     return plan
 
 
-def check_same(plan: Plan, stored: Plan, recipe: Recipe | str, folder: Path) -> None:
-    """Raise a UserError if a sweep is resumed with another plan."""
-    name = recipe if isinstance(recipe, str) else recipe.name
-    before, now = flat(stored.as_dict()), flat(plan.as_dict())
-    differ = sorted(
-        (key for key in before | now if before.get(key) != now.get(key)),
-        key=lambda key: key.startswith("recipe."),
-    )
-    shown = [
-        f"{key.removeprefix('recipe.')} ({before.get(key)!r})" if "recipe." in key else key.split(".")[0]
-        for key in differ
-    ]
+def first_difference(plan: Plan, stored: Plan, name: str) -> str | None:
+    """What differs between a stored plan and the one asked for: the recipe's name, else the first setting."""
     if name != stored.recipe.name:
-        shown.insert(0, f"recipe ({stored.recipe.name!r})")
-    if shown:
-        raise UserError(f"{folder} was begun with another {shown[0]}; give the same, or another --out")
+        return f"recipe ({stored.recipe.name!r})"
+    before, now = flat(as_dict(stored)), flat(as_dict(plan))
+    differ = [key for key in before | now if before.get(key) != now.get(key)]
+    key = min(differ, key=lambda key: key.startswith("recipe."), default=None)
+    if key is None or not key.startswith("recipe."):
+        return key and key.split(".")[0]
+    return f"{key.removeprefix('recipe.')} ({before.get(key)!r})"
 
 
-def read_grid(recipe: Recipe, grid: Mapping[str, str | Sequence[Any]]) -> dict[str, list[Choice]]:
-    """Settings with the values each takes; as text, ``"16,64,256"``."""
-    out: dict[str, list[Choice]] = {}
-    for given, values in grid.items():
-        name = _setting(recipe, given)
-        items = values.split(",") if isinstance(values, str) else list(values)
-        typed = list(dict.fromkeys(_typed(recipe, name, item) for item in items))
-        if name in out or not typed or "" in typed:
-            raise UserError(f"{given} is {values!r}; give each setting once, with values such as 16,64,256")
-        out[name] = typed
-    return out
-
-
-def read_search(
-    recipe: Recipe, search: Mapping[str, str | Sequence[Any] | Range]
-) -> dict[str, list[Choice] | Range]:
-    """Settings with what each is drawn from: ``"0.1..1"``, ``"0.1..1:log"``, or values to choose among."""
-    out: dict[str, list[Choice] | Range] = {}
-    for given, values in search.items():
-        if isinstance(values, str) and ".." in values:
-            out[_setting(recipe, given)] = _read_range(recipe, given, values)
-        elif isinstance(values, Range):
-            out[_setting(recipe, given)] = values
+def read_values(
+    recipe: Recipe, given: Mapping[str, str | Sequence[Any] | Range], ranges: bool = False
+) -> Values:
+    """Settings with the values each takes, ``"16,64,256"``, or in a search with ranges, ``"0.1..1:log"``."""
+    out: Values = {}
+    for word, values in given.items():
+        name = _setting(recipe, word)
+        if ranges and isinstance(values, Range):
+            out[name] = values
+        elif ranges and isinstance(values, str) and ".." in values:
+            out[name] = _read_range(recipe, name, word, values)
         else:
-            out |= read_grid(recipe, {given: values})
+            items = values.split(",") if isinstance(values, str) else list(values)  # type: ignore[arg-type]
+            typed = list(dict.fromkeys(_typed(recipe, name, item) for item in items))
+            if name in out or not typed or "" in typed:
+                raise UserError(
+                    f"{word} is {values!r}; give each setting once, with values such as 16,64,256"
+                )
+            out[name] = typed
     return out
 
 
-def _read_range(recipe: Recipe, given: str, text: str) -> Range:
+def _read_range(recipe: Recipe, name: str, word: str, text: str) -> Range:
     ends, _, scale = text.partition(":")
-    name = _setting(recipe, given)
     low, high = (_typed(recipe, name, end) for end in ends.split("..", 1))
-    if scale not in ("", "log") or not (is_number(low) and is_number(high)):
-        raise UserError(f"{given} is {text!r}; a range is two numbers, as in 0.1..1 or 0.1..1:log")
-    log = scale == "log"
+    types, log = {type(low), type(high)}, scale == "log"
+    if scale not in ("", "log") or not types <= {int, float}:
+        raise UserError(f"{word} is {text!r}; a range is two numbers, as in 0.1..1 or 0.1..1:log")
     if not -math.inf < low < high < math.inf or (log and low <= 0):
         limits = "above 0 and rising" if log else "rising"
-        raise UserError(f"{given} is {text!r}; the ends of that range must be finite, {limits}")
-    return Range(low, high, log, isinstance(low, int) and isinstance(high, int))
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, which true and false are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        raise UserError(f"{word} is {text!r}; the ends of that range must be finite, {limits}")
+    return Range(low, high, log, types == {int})
 
 
 def _setting(recipe: Recipe, given: str) -> str:
@@ -193,9 +168,7 @@ def _typed(recipe: Recipe, name: str, value: Any) -> Any:
     if name.startswith("options."):
         option = name.removeprefix("options.")
         return convert(value, methods.options(recipe.method)[option].type, name)
-    values = as_dict(with_changes(recipe, {name: value}))
-    for part in name.split("."):
-        values = values[part]
-    if isinstance(values, dict | list):
+    typed = flat(as_dict(with_changes(recipe, {name: value}))).get(name, [])
+    if isinstance(typed, list):
         raise UserError(f"{name} has several values; only settings of one value can be swept")
-    return values
+    return typed

@@ -2,8 +2,9 @@
 
 import math
 import os
+import re
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,6 @@ OTHER = """## On other data, or by other rules
 **These are not the paper's experiments**: they are the same cells on another data set, or measured with a
 shorter probe. They show that the machinery works; do not compare them with the paper's numbers.
 """
-NOTHING = "Nothing has been measured yet.\n"
 
 
 def page(results: Path, path: Path) -> str:
@@ -47,7 +47,7 @@ def page(results: Path, path: Path) -> str:
     for folder, introduction in (("paper", PAPER), ("other", OTHER)):
         files = {name: results / folder / f"{name}.json" for name in EXPERIMENTS}
         sections = [_section(EXPERIMENTS[name], file, path) for name, file in files.items() if file.exists()]
-        parts += [introduction, *(sections or [NOTHING])]
+        parts += [introduction, *(sections or ["Nothing has been measured yet.\n"])]
         if folder == "paper" and sections:
             parts.append(_missing(results / folder))
     return "\n".join(parts)
@@ -58,14 +58,13 @@ def _missing(folder: Path) -> str:
     left = []
     for name, experiment in EXPERIMENTS.items():
         count = len(experiment.cells)
-        cells: dict[int | None, set[int]] = {}  # measured cells by epochs; None: regardless of epochs
+        cells = defaultdict[int | None, set[int]](set)  # measured cells by epochs; None: regardless of epochs
         for row in store.read(folder / f"{name}.json"):
-            if row.failed is None:
-                epochs = None if experiment.mixes_epochs else row.epochs
-                cells.setdefault(epochs, set()).add(experiment.index(row.cell))
+            if row.failed is None and (index := experiment.index(row.cell)) < count:
+                cells[None if experiment.mixes_epochs else row.epochs].add(index)
         always = cells.pop(None, set())
         most = max(cells, key=lambda epochs: (len(cells[epochs]), epochs or 0), default=None)
-        done = len((always | cells.get(most, set())) & set(range(count)))
+        done = len(always | cells[most])
         if done < count:
             at = f" at {most} epochs" if most is not None else ""
             left.append(f"{name} ({count - done} of {count} cells{at})" if done else name)
@@ -92,39 +91,41 @@ def markdown(experiment: Experiment, rows: list[CellResult], link: str | None = 
     parts = []
     for comparable in _grouped(rows, *PROTOCOL):
         budgets = _grouped(comparable, *(["device"] if experiment.mixes_epochs else ["epochs", "device"]))
-        budgets.sort(key=lambda group: -(group[0].epochs or 0))
         measured = [row for row in comparable if row.accuracy is not None]
         several = len({row.epochs for row in measured}) > 1 and not experiment.mixes_epochs
         tables = [_overview(experiment, measured, link)] if several else []
-        tables += [_budget_table(experiment, group, link) for group in budgets]
+        tables += [_budget_table(experiment, group, link) for group in sorted(budgets, key=_longest_first)]
         parts += [tables[0], *_differences(experiment, measured, link), *tables[1:]]
     return "\n".join(parts)
-
-
-def pairs(experiment: Experiment, rows: list[CellResult]) -> dict[str, list[Pair]]:
-    """Results without and with SEM by the cell with it, one pair for each seed; the rows share a budget."""
-    cells = {}
-    for cell in experiment.cells:
-        without, with_sem = (
-            {row.seed: row for row in rows if row.cell == name} for name in (cell.baseline, cell.name)
-        )
-        if both := [(without[seed], with_sem[seed]) for seed in without if seed in with_sem]:
-            cells[cell.name] = both
-    return cells
 
 
 def longest_pairs(experiment: Experiment, rows: list[CellResult]) -> dict[str, list[Pair]]:
     """The pairs of the budget with most of them; of several such, the one with most epochs."""
     measured = [row for row in rows if row.accuracy is not None]
-    budgets = sorted(_grouped(measured, *PROTOCOL, "epochs"), key=lambda group: -(group[0].epochs or 0))
-    return max((pairs(experiment, group) for group in budgets), key=len, default={})
+    budgets = sorted(_grouped(measured, *PROTOCOL, "epochs"), key=_longest_first)
+    return max((_pairs(experiment, group) for group in budgets), key=len, default={})
+
+
+def _pairs(experiment: Experiment, rows: list[CellResult]) -> dict[str, list[Pair]]:
+    """Results without and with SEM by the cell with it, one pair for each seed; the rows share a budget."""
+    by_seed = {(row.cell, row.seed): row for row in rows}
+    pairs: dict[str, list[Pair]] = {}
+    for cell in experiment.cells:
+        for (name, seed), row in by_seed.items():
+            if name == cell.baseline and (cell.name, seed) in by_seed:
+                pairs.setdefault(cell.name, []).append((row, by_seed[cell.name, seed]))
+    return pairs
 
 
 def _grouped(rows: Iterable[CellResult], *keys: str) -> list[list[CellResult]]:
-    groups: dict[tuple[Any, ...], list[CellResult]] = {}
+    groups = defaultdict[tuple[Any, ...], list[CellResult]](list)
     for row in rows:
-        groups.setdefault(tuple(row.get(key) for key in keys), []).append(row)
+        groups[tuple(row.get(key) for key in keys)].append(row)
     return list(groups.values())
+
+
+def _longest_first(group: list[CellResult]) -> int:
+    return -(group[0].epochs or 0)
 
 
 def _table(caption: str, titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -143,36 +144,29 @@ def _overview(experiment: Experiment, rows: list[CellResult], link: str | None) 
     title = f"{experiment.title}, by epochs of pre-training on {row.pretrained_on}"
     lines = []
     for cell in _grouped(rows, "cell"):
-        by_epochs = [[r.accuracy for r in cell if r.epochs == epochs] for epochs in budgets]
-        line = [_name(cell[0], link)]
-        line += [f"{statistics.mean(a):.1f}" if a else "-" for a in by_epochs]  # type: ignore[type-var]
+        by_epochs = [[r.accuracy or 0 for r in cell if r.epochs == epochs] for epochs in budgets]
+        line = [_name(cell[0], link), *(f"{statistics.mean(a):.1f}" if a else "-" for a in by_epochs)]
         lines.append(line + ([_text(experiment, cell[0], "paper", "")] if own else []))
     return _table(f"{title}; {_protocol(row)}; in percent{means}", titles, lines)
 
 
 def _differences(experiment: Experiment, rows: list[CellResult], link: str | None) -> list[str]:
     """A table of what SEM adds to the accuracy, if there are cells with and without it."""
+    with_error = [row for row in rows if row.standard_error is not None]
     lines = []
-    for epochs in sorted({row.epochs or 0 for row in rows}, reverse=True):
-        alike = [row for row in rows if row.epochs == epochs and row.standard_error is not None]
-        for both in pairs(experiment, alike).values():
-            lines.append([_name(both[0][1], link), str(epochs), *_difference(both)])
-    if not lines:
-        return []
+    for group in sorted(_grouped(with_error, "epochs"), key=_longest_first):
+        for pairs in _pairs(experiment, group).values():
+            added = [(b.accuracy or 0) - (a.accuracy or 0) for a, b in pairs]
+            errors = [math.hypot(a.standard_error or 0, b.standard_error or 0) for a, b in pairs]
+            papers = [row.paper for row in pairs[0] if row.paper is not None]
+            ours = f"{statistics.mean(added):+.1f} ± {statistics.mean(errors):.1f}"
+            paper = f"{papers[1] - papers[0]:+.1f}" if len(papers) == 2 else "-"
+            each = ", ".join(f"{a.seed}: {x:+.1f}" for (a, _), x in zip(pairs, added, strict=True))
+            lines.append([_name(pairs[0][1], link), str(group[0].epochs), ours, paper, each])
     titles = ["cell", "epochs", "ours", f"paper, {experiment.epochs} epochs", "seed by seed"]
-    errors = "±: standard error of the test images of one seed"
-    caption = f"{experiment.title}: what SEM adds, in percent; {_protocol(rows[0])}; {errors}"
-    return [_table(caption, titles, lines)]
-
-
-def _difference(both: list[Pair]) -> tuple[str, str, str]:
-    """The mean difference over seeds with its error, the paper's, and that of each seed."""
-    differences = [(b.accuracy or 0) - (a.accuracy or 0) for a, b in both]
-    error = statistics.mean(math.hypot(a.standard_error or 0, b.standard_error or 0) for a, b in both)
-    papers = [row.paper for row in both[0] if row.paper is not None]
-    paper = f"{papers[1] - papers[0]:+.1f}" if len(papers) == 2 else "-"
-    each = ", ".join(f"{a.seed}: {x:+.1f}" for (a, _), x in zip(both, differences, strict=True))
-    return f"{statistics.mean(differences):+.1f} ± {error:.1f}", paper, each
+    error = "±: standard error of the test images of one seed"
+    title = f"{experiment.title}: what SEM adds, in percent"
+    return [_table(f"{title}; {_protocol(rows[0])}; {error}", titles, lines)] if lines else []
 
 
 def _budget_table(experiment: Experiment, rows: list[CellResult], link: str | None) -> str:
@@ -186,30 +180,20 @@ def _budget_table(experiment: Experiment, rows: list[CellResult], link: str | No
     columns += [(key, key, "") for key in ("seed", "note") if len({row.get(key) for row in rows}) > 1]
     lines = [
         [_name(row, link), *(_text(experiment, row, key, form) for _, key, form in columns)]
-        for row in _with_means(rows)
+        for cell in _grouped(rows, "cell")
+        for row in (*cell, *_mean_of_seeds(cell))
     ]
     return _table(_caption(experiment, rows), ["cell", *(title for title, _, _ in columns)], lines)
 
 
-def _with_means(rows: list[CellResult]) -> list[CellResult]:
-    """The rows, and after the last seed of a cell the mean of its seeds with their standard deviation."""
-    out: list[CellResult] = []
-    left = Counter(row.cell for row in rows)
-    for row in rows:
-        out.append(row)
-        left[row.cell] -= 1
-        seeds = [r.accuracy for r in rows if r.cell == row.cell and r.accuracy is not None]
-        if not left[row.cell] and len(seeds) > 1:
-            out.append(
-                CellResult(
-                    f"{row.cell}, mean of {len(seeds)} seeds",
-                    paper=row.paper,
-                    pretrained_on=row.pretrained_on,
-                    accuracy=statistics.mean(seeds),
-                    standard_error=statistics.stdev(seeds),
-                )
-            )
-    return out
+def _mean_of_seeds(rows: list[CellResult]) -> list[CellResult]:
+    """The mean of a cell with several seeds, with their standard deviation."""
+    seeds = [row.accuracy for row in rows if row.accuracy is not None]
+    if len(seeds) < 2:
+        return []
+    values = {"accuracy": statistics.mean(seeds), "standard_error": statistics.stdev(seeds)}
+    about = {"paper": rows[-1].paper, "pretrained_on": rows[-1].pretrained_on}
+    return [CellResult.make(cell=f"{rows[0].cell}, mean of {len(seeds)} seeds", **about, **values)]
 
 
 def _caption(experiment: Experiment, rows: list[CellResult]) -> str:
@@ -219,13 +203,13 @@ def _caption(experiment: Experiment, rows: list[CellResult]) -> str:
     if encoders := list(dict.fromkeys(row.encoder for row in rows if row.encoder is not None)):
         words.append(f"encoder: {', '.join(encoders)}")
     if row.epochs is not None:
-        budget = f"{_range(rows, 'epochs')} epochs on {row.pretrained_on}, batch {row.batch_size}"
+        budget = f"{_range(rows, 'epochs', 'epochs')} on {row.pretrained_on}, batch {row.batch_size}"
         device = row.device or "unknown device"
-        words.append(f"pre-training: {budget}, {device}, {_seconds(rows, 'seconds')} each")
+        words.append(f"pre-training: {budget}, {device}, {_range(rows, 'seconds', 's')} each")
     if any(row.probe_seconds is not None for row in rows):
-        words.append(f"measuring: {_seconds(rows, 'probe_seconds')}")
+        words.append(f"measuring: {_range(rows, 'probe_seconds', 's')}")
     if any(row.standard_error is not None for row in rows):
-        several = len(_with_means(rows)) > len(rows)
+        several = any(_mean_of_seeds(cell) for cell in _grouped(rows, "cell"))
         means = ", of a mean the standard deviation of its seeds" if several else ""
         words.append(f"±: standard error of the test images{means}")
     if row.note is not None and len({row.note for row in rows}) == 1:
@@ -242,13 +226,11 @@ def _name(row: CellResult, link: str | None) -> str:
     return name if link is None else f"[{name}]({link})"
 
 
-def _range(rows: list[CellResult], key: str) -> str:
-    values = sorted(row[key] for row in rows if row[key] is not None)
-    return " to ".join(dict.fromkeys(f"{value:.0f}" for value in (*values[:1], *values[-1:])))
-
-
-def _seconds(rows: list[CellResult], key: str) -> str:
-    return f"{seconds} s" if (seconds := _range(rows, key)) else "time unknown"
+def _range(rows: list[CellResult], key: str, unit: str) -> str:
+    values = [row[key] for row in rows if row[key] is not None]
+    if not values:
+        return "time unknown"
+    return f"{' to '.join(dict.fromkeys(f'{value:.0f}' for value in (min(values), max(values))))} {unit}"
 
 
 def _text(experiment: Experiment, row: CellResult, key: str, form: str) -> str:
@@ -270,7 +252,5 @@ def _text(experiment: Experiment, row: CellResult, key: str, form: str) -> str:
 
 def _escape(text: str) -> str:
     """Text without meaning to Markdown or HTML."""
-    text = " ".join(text.split())
-    for character in ("\\", "|", "`", "[", "]"):
-        text = text.replace(character, f"\\{character}")
+    text = re.sub(r"([\\|`\[\]])", r"\\\1", " ".join(text.split()))
     return text.replace("&", "&amp;").replace("<", "&lt;")

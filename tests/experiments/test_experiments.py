@@ -92,8 +92,8 @@ def test_equal_runs_share_a_folder_and_others_do_not(data):
     st.tuples(st.integers(0, 5), st.integers(1, 5), st.integers(2, 6)),
 )
 def test_seed_epochs_and_batch_make_another_run(one, other):
-    c = Cell("SEM")
-    assert (plan(c, "shapes", *one).folder == plan(c, "shapes", *other).folder) == (one == other)
+    folders = [plan(Cell("SEM"), "shapes", *run[:2], batch_size=run[2]).folder for run in (one, other)]
+    assert (folders[0] == folders[1]) == (one == other)
 
 
 def test_experiments_share_table1s_runs():
@@ -127,7 +127,7 @@ def test_cells_may_set_their_own_epochs():
     assert speedrun.mixes_epochs
     assert {plan(c, "cifar100").recipe.epochs for c in speedrun.cells} == {80, 100}
     assert {plan(c, "cifar100", epochs=2).recipe.epochs for c in speedrun.cells} == {2}
-    plans = list(map(speedrun.plan, speedrun.cells))
+    plans = [plan(c, "cifar100") for c in speedrun.cells]
     milliseconds = sum(BUDGETS.step_ms(p) * p.recipe.epochs * 195 for p in plans)
     assert BUDGETS.of(speedrun).hours == pytest.approx(milliseconds / 3.6e6)
     short = sum(BUDGETS.step_ms(p) * 10 * 195 for p in plans)

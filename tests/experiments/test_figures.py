@@ -18,7 +18,9 @@ def row(cell, epochs=100, **fields):
 
 
 def lines(experiment, rows):
-    return figures.lines(experiment, [CellResult.from_json(row) for row in rows])
+    rows = [CellResult.from_json(row) for row in rows]
+    chart = figures.line_chart(experiment, experiment.figure, rows)
+    return {series.name: list(zip(series.x, series.y, strict=True)) for series in chart.series}
 
 
 def test_a_line_for_each_series_with_the_mean_of_seeds():
@@ -57,7 +59,9 @@ def test_logarithmic_axes_show_index_and_temperature_zero():
     (line,) = lines(get("spectrum"), [row("RN-18 SEM, L=5000", index=[0, 9], values=[4.0, 1.0])]).values()
     assert line == [(1, 4.0), (10, 1.0)]
     rows = [row(f"RN-18 L=5000, tau_d={t:g}", accuracy=50 + t) for t in (0, 0.1, 1)]
-    chart = figures.line_chart(get("tau-downstream"), [CellResult.from_json(row) for row in rows])
+    experiment = get("tau-downstream")
+    rows = [CellResult.from_json(row) for row in rows]
+    chart = figures.line_chart(experiment, experiment.figure, rows)
     assert chart.x.log and not chart.y.log and chart.series[0].x == [0, 0.1, 1]
 
 

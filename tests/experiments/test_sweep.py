@@ -23,7 +23,8 @@ from simplicia.evaluate import probe
 from simplicia.experiments import runner
 from simplicia.experiments.sweep import sweep
 from simplicia.experiments.sweep_outcome import SweepResult, TrialResult, draw
-from simplicia.experiments.sweep_plan import Plan, Range, read_grid, read_search
+from simplicia.experiments.sweep_plan import Plan, Range, read_values
+from simplicia.settings import as_dict
 from simplicia.train import checkpoint, recipes, run_dir, trainer
 
 CLASSES = ("one", "two", "three")
@@ -292,7 +293,7 @@ def test_plan_of_0_1_is_read():
         probe_epochs=3,
         prune=True,
     )
-    stored = json.loads(json.dumps(plan.as_dict()))
+    stored = json.loads(json.dumps(as_dict(plan)))
     assert Plan.from_dict(stored) == plan
     for values in stored["search"].values():
         values["whole"] = values.pop("integer")
@@ -301,10 +302,12 @@ def test_plan_of_0_1_is_read():
 
 def test_values_are_read_as_the_type_of_their_setting():
     recipe = recipes.get("shapes-byol-sem")
-    grid = read_grid(recipe, {"sem.simplices": "16,64", "byol.momentum": "0.9,0.99", "encoder": ["tiny"]})
+    grid = read_values(recipe, {"sem.simplices": "16,64", "byol.momentum": "0.9,0.99", "encoder": ["tiny"]})
     assert grid == {"sem.simplices": [16, 64], "options.momentum": [0.9, 0.99], "encoder": ["tiny"]}
-    assert read_grid(recipe, {"views.jitter": "0.5"}) == {"views.jitter_prob": [0.5]}  # its name in 0.1
-    search = read_search(recipe, {"optim.lr": "0.1..1:log", "sem.vertices": "2..9", "optim.clip": "0,1"})
+    assert read_values(recipe, {"views.jitter": "0.5"}) == {"views.jitter_prob": [0.5]}  # its name in 0.1
+    search = read_values(
+        recipe, {"optim.lr": "0.1..1:log", "sem.vertices": "2..9", "optim.clip": "0,1"}, ranges=True
+    )
     assert search["optim.lr"] == Range(0.1, 1.0, log=True)
     assert search["sem.vertices"] == Range(2, 9, integer=True)
     assert search["optim.clip"] == [0.0, 1.0]
