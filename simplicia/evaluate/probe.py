@@ -22,10 +22,9 @@ from torch import Tensor
 from simplicia.data.datasets import ImageSet, held_out
 from simplicia.errors import UserError, unknown
 from simplicia.evaluate.features import check_classes, check_labels
-from simplicia.evaluate.fitted_probe import FittedProbe
 from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.evaluate.probe_inputs import Inputs, precision
-from simplicia.evaluate.sgd import Probes, Rates, correct, train
+from simplicia.evaluate.sgd import FittedProbe, Probes, Rates, correct, train
 from simplicia.progress import Progress
 from simplicia.result import Result, over_seeds
 from simplicia.run import Run
@@ -101,10 +100,8 @@ def preset_for(data: str) -> str:
 
 def preset_details(name: str, settings: ProbeSettings) -> dict[str, Any]:
     """What a result says about a preset: its name, and settings that differ by more than their seeds."""
-    defaults = preset(name)
-    is_unchanged = settings == dataclasses.replace(defaults, seed=settings.seed, seeds=settings.seeds)
-    label = name if is_unchanged else f"{name}, changed"
-    return {"preset": label, "changed": changed_settings(settings, defaults)}
+    changed = changed_settings(settings, preset(name))
+    return {"preset": name if changed.keys() <= {"seed"} else f"{name}, changed", "changed": changed}
 
 
 @dataclass
@@ -160,8 +157,7 @@ class TrainedProbes:
         parts = zip(*self.probes, strict=True)
         classifiers = Probes(*(torch.cat([each[t] for each in part], -1)[None] for part in parts))
         details = self.details() | self.choice(t)
-        where = self.run, self.network, self.layer, self.temperatures[t]
-        return FittedProbe(*where, classifiers, self.classes, "linear probe by SGD", details)
+        return FittedProbe(self.run, classifiers, self.classes, "linear probe by SGD", details)
 
     def test(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Count correct images, top-1 and top-5: (seeds, temperature trained at, temperature tested at)."""

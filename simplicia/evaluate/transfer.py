@@ -25,10 +25,9 @@ from simplicia.evaluate.features import (
     report_skipped,
     sem_temperature,
 )
-from simplicia.evaluate.fitted_probe import FittedProbe
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.make_result import changed_settings, make_result
-from simplicia.evaluate.sgd import Probes
+from simplicia.evaluate.sgd import FittedProbe, Probes
 from simplicia.progress import Progress
 from simplicia.representation import represent
 from simplicia.result import Result, percent
@@ -186,7 +185,7 @@ def fit(
         "seeds": [settings.seed],
         "changed": changed_settings(settings),
     }
-    return FittedProbe(run, network, layer, temperature, classifier, classes, "logistic regression", details)
+    return FittedProbe(run, classifier, classes, "logistic regression", details)
 
 
 def transfer(
