@@ -4,7 +4,7 @@ import functools
 import importlib.util
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -150,21 +150,21 @@ class _Step:
 
 
 @torch.no_grad()
-def correct(probes: Probes, batches: Iterable[Tensor], labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def correct(
+    probes: Probes, inputs: Callable[[Tensor], Tensor], indices: Tensor, labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
     """Count the images each probe gets right, (temperatures, probes): top-1 and top-5."""
     count = probes.weight.shape[-1] // classes
     first = torch.zeros(len(probes.weight), count, dtype=torch.long, device=labels.device)
     among = torch.zeros_like(first)
-    start = 0
     with fast_products(labels.device):
-        for x in batches:
-            if x.dtype == torch.half and probes.weight.dtype != torch.half:
+        for batch in indices.split(256):
+            x, truth = inputs(batch), labels[batch, None]
+            if x.dtype == torch.half:
                 probes = Probes(probes.weight.half(), probes.bias)
             scores = probes.scores(x).unflatten(-1, (count, classes))  # (T, batch, probes, classes)
-            truth = labels[start : start + scores.shape[1], None]
             first += (scores.argmax(-1) == truth).sum(1)
             among += (scores.topk(min(5, classes)).indices == truth[..., None]).any(-1).sum(1)
-            start += scores.shape[1]
     return first, among
 
 
