@@ -131,21 +131,14 @@ def fit(
     return map(rotated.back, fits) if rotated else fits
 
 
-def validation_accuracies(
-    matrix: Matrix,
-    labels: Tensor,
-    classes: int,
-    regularisers: Sequence[float],
-    held: Matrix,
-    held_labels: Tensor,
-    solver: str = "auto",
-) -> Iterator[tuple[float, bool]]:
-    """For each regulariser, strongest first: accuracy on held-out samples, and whether the fit converged."""
+def predict_along(
+    matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float], solver: str, other: Matrix
+) -> Iterator[tuple[Tensor, bool]]:
+    """For each regulariser, strongest first: the classes of other samples, and whether the fit converged."""
     rotated, fits = _fits(matrix, labels, classes, regularisers, solver, CHOOSING)
-    held = rotated.rotate(held) if rotated else held
+    other = rotated.rotate(other) if rotated else other
     for fitted in fits:
-        guesses = (held.times(fitted.weight) + fitted.bias).argmax(1)
-        yield (guesses == held_labels).double().mean().item(), fitted.converged
+        yield (other.times(fitted.weight) + fitted.bias).argmax(1), fitted.converged
 
 
 def _fits(

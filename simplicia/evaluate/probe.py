@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -260,19 +259,16 @@ def _hold_out(images: ImageSet, validation: float) -> Tensor:
 
     If a share is held out, a class with a single image keeps it for training.
     """
-    labels = check_labels(images).numpy()
-    if validation < 1:
-        mask = held_out(labels, validation)
-        if not mask.any():
-            raise UserError(f"{images.name} has one image of each class; none can be held out for choosing")
-        return torch.from_numpy(mask)
-    mask, count = np.zeros(len(labels), dtype=bool), int(validation)
-    for number in np.unique(labels):
-        members = np.flatnonzero(labels == number)
-        if len(members) <= count:
-            raise UserError(
-                f"{images.name} has too few images to hold some out for choosing: class "
-                f"{images.classes[number]!r} has {len(members)}, and needs {count + 1}"
-            )
-        mask[np.random.default_rng(0).permutation(members)[:count]] = True
-    return torch.from_numpy(mask)
+    labels = check_labels(images)
+    sizes = labels.bincount()
+    too_small = ((sizes > 0) & (sizes <= validation)).nonzero()
+    if len(too_small):
+        number = int(too_small[0])
+        raise UserError(
+            f"{images.name} has too few images to hold some out for choosing: class "
+            f"{images.classes[number]!r} has {sizes[number]}, and needs {int(validation) + 1}"
+        )
+    mask = torch.from_numpy(held_out(labels.numpy(), validation))
+    if not mask.any():
+        raise UserError(f"{images.name} has one image of each class; none can be held out for choosing")
+    return mask

@@ -31,6 +31,9 @@ class Rates(NamedTuple):
     l2: float = 0.0
 
 
+Grids = Sequence[Sequence[Rates]]  # one per temperature, of equal lengths
+
+
 class Probes(NamedTuple):
     """Linear classifiers side by side: several probes per temperature, each with a column per class."""
 
@@ -58,7 +61,7 @@ def train(
     indices: Tensor,  # of the training images
     labels: Tensor,  # of all images
     classes: int,
-    grids: Sequence[Sequence[Rates]],  # one per temperature, of equal lengths
+    grids: Grids,
     *,
     epochs: int,
     batch_size: int = 256,
@@ -96,24 +99,17 @@ class _Step:
     features takes longer to launch than to compute, so the fourth is recorded as a graph and replayed.
     """
 
-    def __init__(
-        self,
-        grids: Sequence[Sequence[Rates]],
-        features: int,
-        classes: int,
-        device: torch.device,
-        *rule: Any,  # momentum, nesterov
-    ):
-        columns = len(grids[0]) * classes
-        zeros = (torch.zeros(len(grids), rows, columns, device=device) for rows in (features, 1))
-        self.probes = Probes(*zeros)
+    def __init__(self, grids: Grids, features: int, classes: int, device: torch.device, *rule: Any):
+        shapes = ((len(grids), rows, len(grids[0]) * classes) for rows in (features, 1))
+        self.probes = Probes(*(torch.zeros(shape, device=device) for shape in shapes))
         self.half: Tensor | None = None  # a copy of the weights in 16 bits
         self.velocities = tuple(torch.zeros_like(p) for p in self.probes)
         rates = torch.tensor(grids, device=device).repeat_interleave(classes, 1)[:, None]  # (T, 1, C, 3)
         self.lr, *penalties = rates.unbind(-1)
         self.rate = self.lr.clone()
         self.penalties = [p if bool(p.any()) else None for p in penalties]
-        self.classes, self.rule, self.calls = classes, rule, 0
+        self.classes, self.calls = classes, 0
+        self.rule = rule  # momentum, nesterov
         self.error, self.update = compiled(_error, device), compiled(_update, device)
         self.inputs: tuple[Tensor, ...] = ()  # the graph reads from here
         self.graph: torch.cuda.CUDAGraph | None = None
