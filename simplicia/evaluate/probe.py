@@ -244,7 +244,7 @@ def probe(
     for t in range(len(trained.temperatures)):
         top5 = among_five[:, t, t].tolist() if trained.classes > 5 else None
         rows.append(trained.choice(t) | over_seeds(first[:, t, t].tolist(), len(test), top5))
-    values = trained.details() | rows[trained.best] | {"per_temperature": [], "temperature_matrix": None}
+    values = rows[trained.best] | trained.details() | {"per_temperature": [], "temperature_matrix": None}
     if len(rows) > 1:
         temperatures = list(trained.temperatures)
         accuracies = (100 * first.double().mean(0) / len(test)).tolist()

@@ -140,7 +140,9 @@ class _Step:
         probes = self.probes if self.half is None else Probes(self.half, bias)
         scale = 1 if self.half is None else SCALE
         error = self.error(probes.scores(x), labels, self.classes, scale)
-        gradient, rule = _gradient(x, error, weight), (scale, *self.rule)
+        if not x.is_floating_point():  # a product with one-hot codes is faster than one addition per code
+            x = torch.zeros(1, len(x), weight.shape[1], device=x.device).scatter_(2, x[None], 1.0)
+        gradient, rule = x.mT @ error.to(x.dtype), (scale, *self.rule)
         self.update(weight, self.velocities[0], gradient, self.rate, *self.penalties, *rule, self.half)
         _update(bias, self.velocities[1], error.sum(1, True), self.rate, None, None, *rule)
 
@@ -191,8 +193,11 @@ def compiled(function: Callable[..., Any], device: torch.device) -> Callable[...
 @contextmanager
 def fast_products(device: torch.device) -> Iterator[None]:
     """Take 32-bit matrix products in TF32 on a GPU: 10 bits of mantissa, summed in 32 bits."""
+    if device.type != "cuda":
+        yield
+        return
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
@@ -219,13 +224,6 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     if x.is_cuda:
         return torch.stack([torch.bmm(a, b, out_dtype=torch.float32).sum(0) for a, b in stacks])
     return torch.stack([(a.float() @ b.float()).sum(0) for a, b in stacks])
-
-
-def _gradient(x: Tensor, error: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the weights: x' error."""
-    if not x.is_floating_point():  # a product with one-hot codes is faster than one addition per code
-        x = torch.zeros(1, len(x), weight.shape[1], device=x.device).scatter_(2, x[None], 1.0)
-    return x.mT @ error.to(x.dtype)
 
 
 def _update(
