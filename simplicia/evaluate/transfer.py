@@ -145,7 +145,6 @@ def choose(
             bar.update(len(rows), f"{regulariser:.1e}: {accuracy:.1f} %")
     best = max(range(len(rows)), key=lambda i: rows[i]["validation_accuracy"])  # the first of equals
     both, labels = train.join(val), torch.cat([train_labels, val_labels])  # type: ignore[arg-type]
-    del train, val, fits  # may be gigabytes
     warm_up = [*path[:best:4], path[best]]  # weak regularisers converge faster from stronger ones
     *_, fitted = logistic.fit(both, labels, classes, warm_up, settings.solver)
     return fitted, {
