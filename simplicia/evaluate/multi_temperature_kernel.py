@@ -29,17 +29,11 @@ def _inverse(temperatures: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 @triton.jit
-def softmaxes(
-    logits,
-    out,
-    inverse,  # of each temperature
-    N,
-    T: tl.constexpr,
-    V: tl.constexpr,
-    PAD: tl.constexpr,
-    S: tl.constexpr,
-):
-    """S of N simplices of V logits, padded to a power of two, read once and written at T temperatures."""
+def softmaxes(logits, out, inverse, N, T: tl.constexpr, V: tl.constexpr, PAD: tl.constexpr, S: tl.constexpr):
+    """S of N simplices of V logits, padded to a power of two, read once and written at T temperatures.
+
+    ``inverse`` holds 1 / temperature.
+    """
     simplex, vertex = tl.program_id(0) * S + tl.arange(0, S), tl.arange(0, PAD)
     at = simplex.to(tl.int64)[:, None] * V + vertex[None, :]
     there = (simplex < N)[:, None] & (vertex < V)[None, :]

@@ -62,24 +62,20 @@ class ProbeSettings:
             )
 
 
+PAPER = ProbeSettings(epochs=100, augment=True)
 PRESETS = {
     "quick": ProbeSettings(),
     "demo": ProbeSettings(temperatures=(0.0, 0.1, 1.0)),
-    "cifar": ProbeSettings(
-        lrs=(0.01, 0.1, 0.2),
-        l1=(0.0, 1e-5),
-        temperatures=(1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0),
-        epochs=100,
-        augment=True,
+    "cifar": dataclasses.replace(
+        PAPER, lrs=(0.01, 0.1, 0.2), l1=(0.0, 1e-5), temperatures=(1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
     ),
-    "imagenet": ProbeSettings(
+    "imagenet": dataclasses.replace(
+        PAPER,
         lrs=(0.5, 0.1, 0.05, 0.01),
         l1=(0.0, 1e-6, 1e-5),
         temperatures=(0.01, 0.1, 1.0),
-        epochs=100,
         nesterov=True,
         validation=10,
-        augment=True,
     ),
 }
 
