@@ -87,12 +87,13 @@ class ImageSet:
 
 
 def held_out(labels: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
-    """A mask that is true for the same `share` of each class every time; each class keeps an image."""
+    """A mask of the same `share` (from 1 up: number) of each class every time; each class keeps an image."""
     mask = np.zeros(len(labels), dtype=bool)
     classes, numbers = np.unique(labels, return_inverse=True)
     for number in range(len(classes)):
         members = np.flatnonzero(numbers == number)
-        count = min(max(round(share * len(members)), 1), len(members) - 1)
+        wanted = round(share * len(members)) if share < 1 else int(share)
+        count = min(max(wanted, 1), len(members) - 1)
         # A generator per class: the mask of one class does not depend on the others.
         mask[np.random.Generator(np.random.PCG64(seed)).permutation(members)[:count]] = True
     return mask

@@ -15,6 +15,7 @@ on the features' device.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -39,18 +40,14 @@ class Codes:
     """A one-hot matrix (samples, simplices * vertices), stored as integer codes (samples, simplices)."""
 
     def __init__(self, codes: Tensor, vertices: int):
-        self.codes = codes.to(torch.int16 if vertices <= 2**15 else torch.int32)
         self.vertices, self.device = vertices, codes.device
         offsets = torch.arange(codes.shape[1], device=codes.device, dtype=torch.int32) * vertices
-        self.columns = codes.int() + offsets
+        self.columns = codes.int() + offsets  # of the ones
         self.shape = (len(codes), codes.shape[1] * vertices)
         self._rows: list[tuple[Tensor, Tensor]] = []
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def join(self, other: "Codes") -> "Codes":
-        return Codes(torch.cat([self.codes, other.codes]), self.vertices)
+        return Codes(torch.cat([self.columns, other.columns]) % self.vertices, self.vertices)
 
     def times(self, weight: Tensor) -> Tensor:
         """X weight: for each sample, the sum of the rows that its codes select."""
@@ -60,7 +57,7 @@ class Codes:
     def transposed_times(self, errors: Tensor) -> Tensor:
         """X^T errors: for each feature, the sum of the rows of the samples that have it."""
         if not self._rows:
-            step = max(1, PIECE // len(self))  # simplices
+            step = max(1, PIECE // len(self.columns))  # simplices
             counts = self.squares().split(step * self.vertices)
             for part, count in zip(self.columns.split(step, 1), counts, strict=True):
                 order = part.argsort(0).T.flatten().int()  # samples, by simplex, then by code
@@ -76,16 +73,16 @@ class Codes:
 
     def inner(self, other: "Codes") -> Tensor:
         """How many codes each pair shares; integers, so exact in float32."""
-        total = torch.zeros(len(self), len(other), device=self.device)
-        step = max(1, BLOCK // ((len(self) + len(other)) * self.vertices))
-        for start in range(0, self.columns.shape[1], step):
-            some, others = (m.codes[:, start : start + step] for m in (self, other))
-            total.addmm_(one_hots(some, self.vertices), one_hots(others, self.vertices).T)
+        total = torch.zeros(self.shape[0], other.shape[0], device=self.device)
+        step = max(1, BLOCK // (sum(total.shape) * self.vertices))
+        for some, others in zip(self.columns.split(step, 1), other.columns.split(step, 1), strict=True):
+            dense, others_dense = (one_hots(m % self.vertices, self.vertices) for m in (some, others))
+            total.addmm_(dense, others_dense.T)
         return total.double()
 
     def sparse(self) -> Any:
         """The matrix in scipy's format."""
-        return sparse_codes(self.codes, self.vertices)
+        return sparse_codes(self.columns % self.vertices, self.vertices)
 
 
 class Dense:
@@ -94,9 +91,6 @@ class Dense:
     def __init__(self, features: Tensor):
         self.features, self.device = features.double(), features.device
         self.shape = tuple(features.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def join(self, other: "Dense") -> "Dense":
         return Dense(torch.cat([self.features, other.features]))
@@ -133,36 +127,29 @@ def fit(
     matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float], solver: str = "auto"
 ) -> Iterator[Fit]:
     """Fit each regulariser, starting from the fit before it: give the strongest first."""
-    fits, rotated = _fits(matrix, labels, classes, regularisers, solver, TOLERANCE)
-    return fits if rotated is None else map(rotated.back, fits)
+    rotated, fits = _fits(matrix, labels, classes, regularisers, solver, TOLERANCE)
+    return map(rotated.back, fits) if rotated else fits
 
 
-def validation_accuracies(
-    matrix: Matrix,
-    labels: Tensor,
-    classes: int,
-    regularisers: Sequence[float],
-    held: Matrix,
-    held_labels: Tensor,
-    solver: str = "auto",
-) -> Iterator[tuple[float, bool]]:
-    """For each regulariser, strongest first: accuracy on held-out samples, and whether the fit converged."""
-    fits, rotated = _fits(matrix, labels, classes, regularisers, solver, CHOOSING)
-    held = held if rotated is None else rotated.rotate(held)
+def predict_along(
+    matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float], solver: str, other: Matrix
+) -> Iterator[tuple[Tensor, bool]]:
+    """For each regulariser, strongest first: the classes of other samples, and whether the fit converged."""
+    rotated, fits = _fits(matrix, labels, classes, regularisers, solver, CHOOSING)
+    other = rotated.rotate(other) if rotated else other
     for fitted in fits:
-        guesses = (held.times(fitted.weight) + fitted.bias).argmax(1)
-        yield (guesses == held_labels).double().mean().item(), fitted.converged
+        yield (other.times(fitted.weight) + fitted.bias).argmax(1), fitted.converged
 
 
 def _fits(
     matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float], solver: str, tolerance: float
-) -> "tuple[Iterator[Fit], Rotated | None]":
-    """Fits by a solver, and the rotation that they are in."""
+) -> "tuple[Rotated | None, Iterator[Fit]]":
+    """The rotation, if there is one, and the fits of what it rotated."""
     solver = choose_solver(matrix, labels, classes, solver)
     if solver == "sklearn":
-        return _sklearn(matrix, labels, classes, regularisers), None
+        return None, _sklearn(matrix, labels, classes, regularisers)
     rotated = Rotated(matrix) if solver == "rotate" else None
-    return solve(rotated.train if rotated else matrix, labels, classes, regularisers, tolerance), rotated
+    return rotated, solve(rotated.train if rotated else matrix, labels, classes, regularisers, tolerance)
 
 
 def choose_solver(matrix: Matrix, labels: Tensor, classes: int, solver: str = "auto") -> str:
@@ -172,23 +159,20 @@ def choose_solver(matrix: Matrix, labels: Tensor, classes: int, solver: str = "a
     missing = (torch.bincount(labels, minlength=classes) == 0).sum().item()
     if missing:
         raise UserError(f"{missing} of {classes} classes have no sample to fit; each needs at least one")
-    if isinstance(matrix, Dense) and not matrix.features.isfinite().all():
-        bad = (~matrix.features.isfinite()).any(1).sum().item()
-        raise UserError(f"the features of {bad} of {len(matrix)} samples are not finite numbers")
-    if solver != "auto":
-        return solver
-    side = len(matrix) if isinstance(matrix, Codes) else min(matrix.shape)
-    return "rotate" if side <= ROTATE else "direct"
+    if isinstance(matrix, Dense) and (bad := (~matrix.features.isfinite()).any(1).sum().item()):
+        raise UserError(f"the features of {bad} of {len(labels)} samples are not finite numbers")
+    side = matrix.shape[0] if isinstance(matrix, Codes) else min(matrix.shape)
+    return solver if solver != "auto" else "rotate" if side <= ROTATE else "direct"
 
 
 class Rotated:
     """Centred samples in the space they span, or in their principal axes, and the way there and back."""
 
-    def __init__(self, matrix: Matrix):
+    def __init__(self, matrix: Any):
         self.matrix, self.mean = matrix, _mean(matrix)
-        self.by_samples = isinstance(matrix, Codes) or len(matrix) <= matrix.shape[1]
-        if isinstance(matrix, Codes) or self.by_samples:
-            inner: Any = matrix.inner(matrix)  # type: ignore[arg-type]
+        self.by_samples = isinstance(matrix, Codes) or matrix.shape[0] <= matrix.shape[1]
+        if self.by_samples:
+            inner = matrix.inner(matrix)
             self.row_mean, self.mean_inner = inner.mean(0), inner.mean()
             square = inner - self.row_mean - self.row_mean[:, None] + self.mean_inner
         else:
@@ -201,14 +185,12 @@ class Rotated:
         self.axes = vectors[:, nonzero] / lengths if self.by_samples else vectors[:, nonzero]
         self.train = Dense(vectors[:, nonzero] * lengths) if self.by_samples else self.rotate(matrix)
 
-    def rotate(self, other: Matrix) -> Dense:
+    def rotate(self, other: Any) -> Dense:
         """Express other samples in the same axes."""
-        if self.by_samples:
-            inner: Any = other.inner(self.matrix)  # type: ignore[arg-type]
-            inner = inner - inner.mean(1, keepdim=True) - self.row_mean + self.mean_inner
-            return Dense(inner @ self.axes)
-        assert isinstance(other, Dense)
-        return Dense((other.features - self.mean) @ self.axes)
+        if not self.by_samples:
+            return Dense((other.features - self.mean) @ self.axes)
+        inner = other.inner(self.matrix)
+        return Dense((inner - inner.mean(1, keepdim=True) - self.row_mean + self.mean_inner) @ self.axes)
 
     def back(self, fit: Fit) -> Fit:
         """Turn a fit in the new axes into one for the features."""
@@ -228,15 +210,15 @@ def solve(
     optimum. A fit has converged when this bound, with a similar one for b, is below `tolerance` of the loss,
     or when the loss stops falling and a bound from the curvature is.
     """
-    n, device, mean = len(matrix), matrix.device, _mean(matrix)
+    n, mean, target = len(labels), _mean(matrix), labels[:, None]
     spread = (matrix.squares() - n * mean.square()).clamp(min=0)
-    target = labels[:, None]
-    weight = torch.zeros(matrix.shape[1], classes, dtype=torch.float64, device=device)
-    bias = (torch.bincount(labels, minlength=classes).double() / n).log()
-    curvature = torch.tensor(1 / classes, dtype=torch.float64, device=device)  # mean of p (1 - p)
+    prior = (torch.bincount(labels, minlength=classes).double() / n).log()
+    point = torch.cat([prior.new_zeros(matrix.shape[1], classes), prior[None]])  # W, and below it b
+    curvature = prior.new_tensor(1 / classes)  # mean of p (1 - p)
 
-    def evaluate(weight: Tensor, bias: Tensor, regulariser: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The loss, its gradients in weight and bias, and the curvature."""
+    def evaluate(point: Tensor, regulariser: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, its gradient and the curvature."""
+        weight, bias = point[:-1], point[-1]
         scores = matrix.times(weight) - mean @ weight + bias
         above = scores - scores.gather(1, target)  # the right class
         most = above.amax(1, keepdim=True)  # at least 0
@@ -248,58 +230,51 @@ def solve(
         loss = loss + regulariser / 2 * weight.square().sum()
         total = errors.sum(0)
         gradient = matrix.transposed_times(errors) - mean[:, None] * total + regulariser * weight
-        return loss, gradient, total, (errors.abs() * (1 - errors.abs())).mean()
+        return loss, torch.cat([gradient, total[None]]), (errors.abs() * (1 - errors.abs())).mean()
 
-    last = weight, bias
+    last = point
+    options: dict[str, Any] = {"history_size": 20, "tolerance_grad": 0.0, "tolerance_change": 0.0}
     for i, regulariser in enumerate(regularisers):
-        start = weight, bias
+        start = point
         if i > 1:  # extrapolate: weights are nearly linear in the logarithm of the regulariser
             two, one = regularisers[i - 2 : i]
             ratio = math.log(regulariser / one) / math.log(one / two) if one != two else 0.0
-            ahead = weight + ratio * (weight - last[0]), bias + ratio * (bias - last[1])
-            if evaluate(*ahead, regulariser)[0] < evaluate(*start, regulariser)[0]:
-                weight, bias = ahead
+            ahead = start + ratio * (start - last)
+            if evaluate(ahead, regulariser)[0] < evaluate(start, regulariser)[0]:
+                point = ahead
         last = start
         scale = torch.cat([regulariser + spread * curvature, n * curvature[None]]).rsqrt()[:, None]
-        variable = torch.cat([weight, bias[None]]) / scale
-        optimizer = torch.optim.LBFGS(
-            [variable],
-            max_iter=STEPS,
-            history_size=20,
-            tolerance_grad=0.0,
-            tolerance_change=0.0,
-            line_search_fn="strong_wolfe",
-        )
+        scaled = point / scale
+        optimizer = torch.optim.LBFGS([scaled], max_iter=STEPS, line_search_fn="strong_wolfe", **options)
 
-        def closure(v: Tensor = variable, s: Tensor = scale, r: float = regulariser) -> Tensor:
-            loss, gradient, total, _ = evaluate(v[:-1] * s[:-1], v[-1] * s[-1], r)
-            v.grad = torch.cat([gradient, total[None]]) * s
+        def closure(v: Tensor = scaled, s: Tensor = scale, r: float = regulariser) -> Tensor:
+            loss, gradient, _ = evaluate(v * s, r)
+            v.grad = gradient * s
             return loss
 
         before, converged = torch.inf, False
         for _ in range(0, MOST_STEPS, STEPS):
             optimizer.step(closure)
-            weight, bias = variable[:-1] * scale[:-1], variable[-1] * scale[-1]
-            loss, gradient, total, curvature = evaluate(weight, bias, regulariser)
-            gap = gradient.square().sum() / (2 * regulariser) + total.square().sum() / (n * curvature)
+            point = scaled * scale
+            loss, gradient, curvature = evaluate(point, regulariser)
+            weight_gap = gradient[:-1].square().sum() / (2 * regulariser)
+            gap = weight_gap + gradient[-1].square().sum() / (n * curvature)
             if not loss < before:
-                gap = (torch.cat([gradient, total[None]]) * scale).square().sum()
+                gap = (gradient * scale).square().sum()
             converged = bool(gap <= tolerance * loss)
             if converged or not loss < before:
                 break
             before = loss.item()
-        yield Fit(weight, bias - mean @ weight, loss.item(), converged)
+        yield Fit(point[:-1], point[-1] - mean @ point[:-1], loss.item(), converged)
 
 
 def _mean(matrix: Matrix) -> Tensor:
-    ones = torch.ones(len(matrix), 1, dtype=torch.float64, device=matrix.device)
-    return matrix.transposed_times(ones)[:, 0] / len(matrix)
+    ones = torch.ones(matrix.shape[0], 1, dtype=torch.float64, device=matrix.device)
+    return matrix.transposed_times(ones)[:, 0] / len(ones)
 
 
 def _sklearn(matrix: Matrix, labels: Tensor, classes: int, regularisers: Sequence[float]) -> Iterator[Fit]:
     """Fit by scikit-learn, codes as a sparse matrix."""
-    import warnings
-
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 

@@ -1,21 +1,39 @@
 """The Triton kernel of ``probe_inputs.simplices``."""
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+TILE = 2048  # values that a program computes
+
+
+def at_once(logits: Tensor, vertices: int, temperatures: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    """(N, L * V) logits to simplices (temperatures, N, L * V)."""
+    logits = logits.contiguous()
+    out = torch.empty(len(temperatures), *logits.shape, dtype=dtype, device=logits.device)
+    count, pad = logits.numel() // vertices, triton.next_power_of_2(vertices)
+    block = max(1, TILE // pad)
+    sizes = count, len(temperatures), vertices, pad, block
+    with torch.cuda.device_of(logits):  # a kernel runs on the current one
+        softmaxes[(triton.cdiv(count, block),)](logits, out, _inverse(temperatures, logits.device), *sizes)
+    return out
+
+
+@functools.cache
+def _inverse(temperatures: tuple[float, ...], device: torch.device) -> Tensor:
+    """1 / temperature, infinite for 0; cached, since no step should wait for the device."""
+    return 1 / torch.tensor(temperatures, device=device)
 
 
 @triton.jit
-def softmaxes(
-    logits,
-    out,
-    inverse,  # of each temperature
-    N,
-    T: tl.constexpr,
-    V: tl.constexpr,
-    PAD: tl.constexpr,
-    S: tl.constexpr,
-):
-    """S of N simplices of V logits, padded to a power of two, read once and written at T temperatures."""
+def softmaxes(logits, out, inverse, N, T: tl.constexpr, V: tl.constexpr, PAD: tl.constexpr, S: tl.constexpr):
+    """S of N simplices of V logits, padded to a power of two, read once and written at T temperatures.
+
+    ``inverse`` holds 1 / temperature.
+    """
     simplex, vertex = tl.program_id(0) * S + tl.arange(0, S), tl.arange(0, PAD)
     at = simplex.to(tl.int64)[:, None] * V + vertex[None, :]
     there = (simplex < N)[:, None] & (vertex < V)[None, :]

@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from simplicia.data.datasets import ImageSet, held_out
 from simplicia.errors import UserError, unknown
 from simplicia.evaluate.features import check_classes, check_labels
-from simplicia.evaluate.fitted_probe import FittedProbe
 from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.evaluate.probe_inputs import Inputs, precision
-from simplicia.evaluate.sgd import Probes, Rates, correct, train
+from simplicia.evaluate.sgd import FittedProbe, Probes, Rates, correct, train
 from simplicia.progress import Progress
 from simplicia.result import Result, over_seeds
 from simplicia.run import Run
@@ -64,24 +62,20 @@ class ProbeSettings:
             )
 
 
+PAPER = ProbeSettings(epochs=100, augment=True)
 PRESETS = {
     "quick": ProbeSettings(),
     "demo": ProbeSettings(temperatures=(0.0, 0.1, 1.0)),
-    "cifar": ProbeSettings(
-        lrs=(0.01, 0.1, 0.2),
-        l1=(0.0, 1e-5),
-        temperatures=(1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0),
-        epochs=100,
-        augment=True,
+    "cifar": dataclasses.replace(
+        PAPER, lrs=(0.01, 0.1, 0.2), l1=(0.0, 1e-5), temperatures=(1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
     ),
-    "imagenet": ProbeSettings(
+    "imagenet": dataclasses.replace(
+        PAPER,
         lrs=(0.5, 0.1, 0.05, 0.01),
         l1=(0.0, 1e-6, 1e-5),
         temperatures=(0.01, 0.1, 1.0),
-        epochs=100,
         nesterov=True,
         validation=10,
-        augment=True,
     ),
 }
 
@@ -101,10 +95,8 @@ def preset_for(data: str) -> str:
 
 def preset_details(name: str, settings: ProbeSettings) -> dict[str, Any]:
     """What a result says about a preset: its name, and settings that differ by more than their seeds."""
-    defaults = preset(name)
-    is_unchanged = settings == dataclasses.replace(defaults, seed=settings.seed, seeds=settings.seeds)
-    label = name if is_unchanged else f"{name}, changed"
-    return {"preset": label, "changed": changed_settings(settings, defaults)}
+    changed = changed_settings(settings, preset(name))
+    return {"preset": name if changed.keys() <= {"seed"} else f"{name}, changed", "changed": changed}
 
 
 @dataclass
@@ -129,50 +121,42 @@ class TrainedProbes:
 
     def choice(self, t: int) -> dict[str, Any]:
         """What a result says about the probe at the temperature with index ``t``."""
-        return {
-            "temperature": self.temperatures[t],
-            "selected": self.rates[t]._asdict(),
-            "validation_accuracy": self.validation[t],
-        }
+        about = {"temperature": self.temperatures[t], "selected": self.rates[t]._asdict()}
+        return about | {"validation_accuracy": self.validation[t]}
 
     def details(self) -> dict[str, Any]:
         """What a result says about the training."""
-        settings, on_gpu = self.settings, self.run.device.type == "cuda"
-        products = {torch.half: "fp16"}.get(precision(self.layer, self.run.device), "tf32")
+        how = self.settings
+        products = "fp16" if precision(self.layer, self.run.device) == torch.half else "tf32"
+        on_gpu = f"{'bf16 views, ' * how.augment}{products} products"
         return {
             "network": self.network,
             "layer": self.layer,
             "validation_images": self.validation_images,
-            "seeds": list(range(settings.seed, settings.seed + settings.seeds)),
-            "grid": {
-                **{name: getattr(settings, name) for name in ("lrs", "l1", "l2")},
-                "temperatures": list(self.temperatures),
-            },
-            **{name: getattr(settings, name) for name in ("epochs", "momentum", "nesterov")},
-            "probe_batch_size": settings.batch_size,
-            "views": "crop and flip" if settings.augment else "none",
-            "precision": f"{'bf16 views, ' * settings.augment}{products} products" if on_gpu else "float32",
+            "seeds": list(range(how.seed, how.seed + how.seeds)),
+            "grid": {"lrs": how.lrs, "l1": how.l1, "l2": how.l2, "temperatures": list(self.temperatures)},
+            **{name: getattr(how, name) for name in ("epochs", "momentum", "nesterov")},
+            "probe_batch_size": how.batch_size,
+            "views": "crop and flip" if how.augment else "none",
+            "precision": on_gpu if self.run.device.type == "cuda" else "float32",
         }
 
     def best_probe(self) -> FittedProbe:
         """The probe at the chosen temperature, with one classifier per seed."""
-        t = self.best
         parts = zip(*self.probes, strict=True)
-        classifiers = Probes(*(torch.cat([each[t] for each in part], -1)[None] for part in parts))
-        details = self.details() | self.choice(t)
-        where = self.run, self.network, self.layer, self.temperatures[t]
-        return FittedProbe(*where, classifiers, self.classes, "linear probe by SGD", details)
+        classifiers = Probes(*(torch.cat([each[self.best] for each in part], -1)[None] for part in parts))
+        details = self.details() | self.choice(self.best)
+        return FittedProbe(self.run, classifiers, self.classes, "linear probe by SGD", details)
 
     def test(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Count correct images, top-1 and top-5: (seeds, temperature trained at, temperature tested at)."""
-        device = self.run.device
         inputs = Inputs(self.run, images, self.layer, self.temperatures, self.network)
+        everything, labels = torch.arange(len(images), device=self.run.device), labels.to(self.run.device)
         counts = []
         for probes in self.probes:
             # side by side, so that the probe of each temperature sees the images at all temperatures
             parts = (p.transpose(0, 1).flatten(1).expand(len(p), p.shape[1], -1) for p in probes)
-            batches = map(inputs.plain, torch.arange(len(images), device=device).split(256))
-            counts.append(correct(Probes(*parts), batches, labels.to(device), self.classes))
+            counts.append(correct(Probes(*parts), inputs.plain, everything, labels, self.classes))
         first, among_five = (torch.stack(each).mT.cpu() for each in zip(*counts, strict=True))
         return first, among_five
 
@@ -194,8 +178,7 @@ def fit(
     layer = run.check_layer(layer)
     taus = {"sem": settings.temperatures, "codes": (0.0,)}
     temperatures: tuple[float | None, ...] = taus.get(layer, (None,))
-    device, classes = run.device, len(images.classes)
-    labels = check_labels(images).to(device)
+    device, classes, labels = run.device, len(images.classes), check_labels(images).to(run.device)
     is_held_out = _hold_out(images, settings.validation).to(device)
     inputs = Inputs(run, images.images, layer, temperatures, network, settings.augment)
     seeds = range(settings.seed, settings.seed + settings.seeds)
@@ -218,8 +201,7 @@ def fit(
     right = torch.zeros(len(temperatures), len(grid), device=device)
     for seed in seeds:
         candidates = train_probes(fit_on, [grid] * len(temperatures), seed)
-        batches = map(inputs.plain, choose_on.split(256))
-        right += correct(candidates, batches, labels[choose_on], classes)[0]
+        right += correct(candidates, inputs.plain, choose_on, labels, classes)[0]
         right[~candidates.finite(classes)] = -math.inf  # never choose a probe that diverged
         del candidates  # a grid can be gigabytes
     check_finite((right >= 0).any(1))
@@ -254,26 +236,18 @@ def probe(
     _, labels = check_classes(train, test)
     trained = fit(run, train, layer, settings, network, progress)
     first, among_five = trained.test(test.images, labels)
-    temperatures = list(trained.temperatures)
-
-    def at_temperature(t: int) -> dict[str, Any]:
+    rows = []
+    for t in range(len(trained.temperatures)):
         top5 = among_five[:, t, t].tolist() if trained.classes > 5 else None
-        return {**trained.choice(t), **over_seeds(first[:, t, t].tolist(), len(test), top5)}
-
-    several = len(temperatures) > 1
-    accuracies = (100 * first.double().mean(0) / len(test)).tolist()
-    matrix = {"trained_at": temperatures, "tested_at": temperatures, "accuracy": accuracies}
-    return make_result(
-        run,
-        "offline linear probe",
-        train,
-        test,
-        **at_temperature(trained.best),
-        **trained.details(),
-        per_temperature=[at_temperature(t) for t in range(len(temperatures))] if several else [],
-        temperature_matrix=matrix if several else None,
-        seconds=time.monotonic() - start,
-    )
+        rows.append(trained.choice(t) | over_seeds(first[:, t, t].tolist(), len(test), top5))
+    values = rows[trained.best] | trained.details() | {"per_temperature": [], "temperature_matrix": None}
+    if len(rows) > 1:
+        temperatures = list(trained.temperatures)
+        accuracies = (100 * first.double().mean(0) / len(test)).tolist()
+        matrix = {"trained_at": temperatures, "tested_at": temperatures, "accuracy": accuracies}
+        values |= {"per_temperature": rows, "temperature_matrix": matrix}
+    seconds = time.monotonic() - start
+    return make_result(run, "offline linear probe", train, test, **values, seconds=seconds)
 
 
 def _hold_out(images: ImageSet, validation: float) -> Tensor:
@@ -281,19 +255,16 @@ def _hold_out(images: ImageSet, validation: float) -> Tensor:
 
     If a share is held out, a class with a single image keeps it for training.
     """
-    labels = check_labels(images).numpy()
-    if validation < 1:
-        mask = held_out(labels, validation)
-        if not mask.any():
-            raise UserError(f"{images.name} has one image of each class; none can be held out for choosing")
-        return torch.from_numpy(mask)
-    mask, count = np.zeros(len(labels), dtype=bool), int(validation)
-    for number in np.unique(labels):
-        members = np.flatnonzero(labels == number)
-        if len(members) <= count:
-            raise UserError(
-                f"{images.name} has too few images to hold some out for choosing: class "
-                f"{images.classes[number]!r} has {len(members)}, and needs {count + 1}"
-            )
-        mask[np.random.default_rng(0).permutation(members)[:count]] = True
-    return torch.from_numpy(mask)
+    labels = check_labels(images)
+    sizes = labels.bincount()
+    too_small = ((sizes > 0) & (sizes <= validation)).nonzero()
+    if len(too_small):
+        number = int(too_small[0])
+        raise UserError(
+            f"{images.name} has too few images to hold some out for choosing: class "
+            f"{images.classes[number]!r} has {sizes[number]}, and needs {int(validation) + 1}"
+        )
+    mask = torch.from_numpy(held_out(labels.numpy(), validation))
+    if not mask.any():
+        raise UserError(f"{images.name} has one image of each class; none can be held out for choosing")
+    return mask

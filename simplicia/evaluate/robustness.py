@@ -26,9 +26,9 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import corruptions, transfer
 from simplicia.evaluate.features import check_classes, check_labels, report_skipped
-from simplicia.evaluate.fitted_probe import FittedProbe
 from simplicia.evaluate.make_result import make_result
 from simplicia.evaluate.probe import ProbeSettings, fit, preset, preset_for, progress_bar
+from simplicia.evaluate.sgd import FittedProbe
 from simplicia.evaluate.transfer import TransferSettings
 from simplicia.progress import Progress
 from simplicia.result import Result, digest, over_seeds

@@ -1,11 +1,12 @@
-"""Train many linear classifiers at once by SGD; they share their inputs and one matrix product."""
+"""Linear probes: train many at once by SGD with one matrix product, and classify images with them."""
 
 import functools
 import importlib.util
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from simplicia.devices import allow_variants
+from simplicia.representation import represent
+from simplicia.run import Run
 
 SMALLEST = 1e-15  # smaller numbers count as 0: denormal ones make a CPU ten times slower
 DECAYS = 0.6, 0.8  # shares of the epochs after which the rate falls to a tenth
-ONE_HOT_BYTES = 2**26  # of codes that are one-hot at a time
 SCALE = 256  # errors are at most 1 / batch; 16 bits are most precise near 1
 RECORDED_BYTES = 2**24  # steps on inputs up to this size are recorded, which copies the inputs
 
@@ -27,6 +29,9 @@ class Rates(NamedTuple):
     lr: float
     l1: float = 0.0
     l2: float = 0.0
+
+
+Grids = Sequence[Sequence[Rates]]  # one per temperature, of equal lengths
 
 
 class Probes(NamedTuple):
@@ -56,7 +61,7 @@ def train(
     indices: Tensor,  # of the training images
     labels: Tensor,  # of all images
     classes: int,
-    grids: Sequence[Sequence[Rates]],  # one per temperature, of equal lengths
+    grids: Grids,
     *,
     epochs: int,
     batch_size: int = 256,
@@ -73,8 +78,7 @@ def train(
     """
     generator = torch.Generator().manual_seed(seed)
     step = _Step(grids, features, classes, labels.device, momentum, nesterov)
-    steps = itertools.count()
-    total = epochs * math.ceil(len(indices) / batch_size)
+    steps, total = itertools.count(), epochs * math.ceil(len(indices) / batch_size)
     with fast_products(labels.device):
         for epoch in range(epochs):
             step.decay(0.1 ** sum(epoch >= share * epochs for share in DECAYS))
@@ -95,28 +99,20 @@ class _Step:
     features takes longer to launch than to compute, so the fourth is recorded as a graph and replayed.
     """
 
-    def __init__(
-        self,
-        grids: Sequence[Sequence[Rates]],
-        features: int,
-        classes: int,
-        device: torch.device,
-        *rule: Any,  # momentum, nesterov
-    ):
-        columns = len(grids[0]) * classes
-        zeros = (torch.zeros(len(grids), rows, columns, device=device) for rows in (features, 1))
-        self.probes = Probes(*zeros)
+    def __init__(self, grids: Grids, features: int, classes: int, device: torch.device, *rule: Any):
+        shapes = ((len(grids), rows, len(grids[0]) * classes) for rows in (features, 1))
+        self.probes = Probes(*(torch.zeros(shape, device=device) for shape in shapes))
         self.half: Tensor | None = None  # a copy of the weights in 16 bits
         self.velocities = tuple(torch.zeros_like(p) for p in self.probes)
         rates = torch.tensor(grids, device=device).repeat_interleave(classes, 1)[:, None]  # (T, 1, C, 3)
         self.lr, *penalties = rates.unbind(-1)
         self.rate = self.lr.clone()
         self.penalties = [p if bool(p.any()) else None for p in penalties]
-        self.classes, self.rule = classes, rule
+        self.classes, self.calls = classes, 0
+        self.rule = rule  # momentum, nesterov
         self.error, self.update = compiled(_error, device), compiled(_update, device)
-        self.inputs: tuple[Tensor, Tensor] | None = None  # the graph reads from here
+        self.inputs: tuple[Tensor, ...] = ()  # the graph reads from here
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.calls = 0
 
     def decay(self, factor: float) -> None:
         torch.mul(self.lr, factor, out=self.rate)
@@ -124,13 +120,11 @@ class _Step:
     def __call__(self, x: Tensor, labels: Tensor) -> None:
         if self.half is None and x.dtype == torch.half:
             self.half = self.probes.weight.half()
-        if x.is_cuda and x.nbytes <= RECORDED_BYTES and self.inputs is None:
+        if x.is_cuda and x.nbytes <= RECORDED_BYTES and not self.inputs:
             self.inputs = torch.empty_like(x), torch.empty_like(labels)
-        if self.inputs is None or self.inputs[0].shape != x.shape:  # the last batch of an epoch is smaller
-            self._take(x, labels)
-            return
-        self.calls += 1
-        if self.calls <= 3:  # until everything is compiled and warm
+        fits = bool(self.inputs) and self.inputs[0].shape == x.shape  # the last batch of an epoch is smaller
+        self.calls += fits
+        if not fits or self.calls <= 3:  # until everything is compiled and warm
             self._take(x, labels)
             return
         for recorded, given in zip(self.inputs, (x, labels), strict=True):
@@ -146,28 +140,29 @@ class _Step:
         probes = self.probes if self.half is None else Probes(self.half, bias)
         scale = 1 if self.half is None else SCALE
         error = self.error(probes.scores(x), labels, self.classes, scale)
-        gradient, rule = _gradient(x, error, weight), (scale, *self.rule)
-        bias_gradient = error.sum(1, True)
+        if not x.is_floating_point():  # a product with one-hot codes is faster than one addition per code
+            x = torch.zeros(1, len(x), weight.shape[1], device=x.device).scatter_(2, x[None], 1.0)
+        gradient, rule = x.mT @ error.to(x.dtype), (scale, *self.rule)
         self.update(weight, self.velocities[0], gradient, self.rate, *self.penalties, *rule, self.half)
-        _update(bias, self.velocities[1], bias_gradient, self.rate, None, None, *rule)
+        _update(bias, self.velocities[1], error.sum(1, True), self.rate, None, None, *rule)
 
 
 @torch.no_grad()
-def correct(probes: Probes, batches: Iterable[Tensor], labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def correct(
+    probes: Probes, inputs: Callable[[Tensor], Tensor], indices: Tensor, labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
     """Count the images each probe gets right, (temperatures, probes): top-1 and top-5."""
     count = probes.weight.shape[-1] // classes
     first = torch.zeros(len(probes.weight), count, dtype=torch.long, device=labels.device)
     among = torch.zeros_like(first)
-    start = 0
     with fast_products(labels.device):
-        for x in batches:
-            if x.dtype == torch.half and probes.weight.dtype != torch.half:
+        for batch in indices.split(256):
+            x, truth = inputs(batch), labels[batch, None]
+            if x.dtype == torch.half:
                 probes = Probes(probes.weight.half(), probes.bias)
             scores = probes.scores(x).unflatten(-1, (count, classes))  # (T, batch, probes, classes)
-            truth = labels[start : start + scores.shape[1], None]
             first += (scores.argmax(-1) == truth).sum(1)
             among += (scores.topk(min(5, classes)).indices == truth[..., None]).any(-1).sum(1)
-            start += scores.shape[1]
     return first, among
 
 
@@ -181,10 +176,15 @@ def tiny_to_zero(x: Tensor) -> Tensor:
     return F.hardshrink(x, SMALLEST) if x.device.type == "cpu" else x
 
 
+def runs_triton(device: torch.device) -> bool:
+    """Whether Triton kernels run on a device."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
 @functools.cache
 def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """Compile a function into one kernel on a GPU; elsewhere return it unchanged."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if not runs_triton(device):
         return function
     allow_variants()
     return torch.compile(function)
@@ -219,29 +219,11 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
     """
     features, columns = weight.shape[1:]
     most = min(16, features // 1024, 8192 // columns)
-    fitting = (n for n in range(most, 1, -1) if features % (8 * n) == 0)  # loads are 16 bytes wide
-    parts = next(fitting, 1)
-    stacks = x.unflatten(-1, (parts, -1)).transpose(1, 2), weight.unflatten(1, (parts, -1))
-    if x.is_cuda and hasattr(torch.ops.aten.bmm, "dtype"):
-        products = [torch.bmm(a, b, out_dtype=torch.float32) for a, b in zip(*stacks, strict=True)]
-    else:
-        products = [a.float() @ b.float() for a, b in zip(*stacks, strict=True)]
-    return torch.stack([product.sum(0) for product in products])
-
-
-def _gradient(x: Tensor, error: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the weights: x' error; for codes, the sum of the errors of each row's images."""
-    if x.is_floating_point():
-        return x.mT @ error.to(x.dtype)
-    batch, simplices = x.shape
-    vertices = weight.shape[1] // simplices
-    block = max(1, ONE_HOT_BYTES // (4 * batch * vertices))  # simplices
-    parts = []
-    for start, rows in zip(range(0, simplices, block), x.split(block, 1), strict=True):
-        # a product with the one-hot codes of some simplices is faster than one addition per code
-        dense = torch.zeros(batch, rows.shape[1] * vertices, device=x.device)
-        parts.append(dense.scatter_(1, rows - start * vertices, 1.0).T @ error[0])
-    return torch.cat(parts)[None]
+    parts = next((n for n in range(most, 1, -1) if features % (8 * n) == 0), 1)  # loads are 16 bytes wide
+    stacks = zip(x.unflatten(-1, (parts, -1)).transpose(1, 2), weight.unflatten(1, (parts, -1)), strict=True)
+    if x.is_cuda:
+        return torch.stack([torch.bmm(a, b, out_dtype=torch.float32).sum(0) for a, b in stacks])
+    return torch.stack([(a.float() @ b.float()).sum(0) for a, b in stacks])
 
 
 def _update(
@@ -268,3 +250,37 @@ def _update(
     weight.addcmul_(direction, rate, value=-1)
     if half is not None:
         half.copy_(weight)
+
+
+@dataclass
+class FittedProbe:
+    """Linear classifiers on a layer of a frozen run, one per seed, and what a result says about them."""
+
+    run: Run
+    classifiers: Probes  # weight (1, features, seeds * classes), bias
+    classes: int
+    kind: str
+    details: dict[str, Any]  # network, layer and temperature are among them
+
+    @torch.no_grad()
+    def scores(self, images: Tensor) -> Tensor:
+        """Scores (seeds, N, classes) of a batch of uint8 images."""
+        network, layer, temperature = (self.details[name] for name in ("network", "layer", "temperature"))
+        net: Any = self.run.network(network)
+        weight = self.classifiers.weight
+        h = represent(net, net.encoder(self.run.view(images)).float(), layer, temperature).to(weight.device)
+        x = rows(h, net.bottleneck.vertices) if layer == "codes" else h.to(weight.dtype)[None]
+        with fast_products(weight.device):
+            return self.classifiers.scores(x)[0].unflatten(-1, (-1, self.classes)).transpose(0, 1)
+
+    def predict(self, images: Tensor, among: Tensor | None = None) -> Tensor:
+        """Predict the classes (seeds, N) of images, ``among`` some of the classes (None: all)."""
+        possible = torch.arange(self.classes) if among is None else among.sort().values
+        possible = possible.to(self.classifiers.weight.device)
+        guesses = [self.scores(batch)[..., possible].argmax(-1) for batch in images.split(256)]
+        return possible[torch.cat(guesses, 1)]
+
+    def correct(self, images: Tensor, labels: Tensor, among: Tensor | None = None) -> list[int]:
+        """How many images each classifier gets right."""
+        predicted = self.predict(images, among)
+        return (predicted == labels.to(predicted.device)).sum(1).tolist()

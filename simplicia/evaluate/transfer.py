@@ -25,10 +25,9 @@ from simplicia.evaluate.features import (
     report_skipped,
     sem_temperature,
 )
-from simplicia.evaluate.fitted_probe import FittedProbe
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.make_result import changed_settings, make_result
-from simplicia.evaluate.sgd import Probes
+from simplicia.evaluate.sgd import FittedProbe, Probes
 from simplicia.progress import Progress
 from simplicia.representation import represent
 from simplicia.result import Result, percent
@@ -76,7 +75,7 @@ class Splits(NamedTuple):
 
     def details(self) -> dict[str, Any]:
         """What a result says about the splits."""
-        sets = (self.train, self.test, self.val) if self.val_is_own else (self.train, self.test)
+        sets = self[:3] if self.val_is_own else (self.train, self.test)
         return {
             "train_images": len(self.train) + len(self.val),
             "validation_images": len(self.val),
@@ -136,18 +135,16 @@ def choose(
     """
     path = settings.path()
     train_labels, val_labels = train_labels.to(train.device), val_labels.to(train.device)
+    fits = logistic.predict_along(train, train_labels, classes, path, settings.solver, val)
     rows: list[dict[str, Any]] = []
-    fit_on = train, train_labels, classes, path
-    scores = logistic.validation_accuracies(*fit_on, val, val_labels, settings.solver)
     with closing(Progress("regularisers", len(path), 0, quiet)) as bar:
-        for regulariser, (accuracy, converged) in zip(path, scores, strict=True):
-            row = {"regulariser": regulariser, "validation_accuracy": 100 * accuracy, "converged": converged}
+        for regulariser, (guesses, converged) in zip(path, fits, strict=True):
+            accuracy = 100 * (guesses == val_labels).double().mean().item()
+            row = {"regulariser": regulariser, "validation_accuracy": accuracy, "converged": converged}
             rows.append(row)
-            bar.update(len(rows), f"{regulariser:.1e}: {100 * accuracy:.1f} %")
-    best = max(range(len(rows)), key=lambda i: (rows[i]["validation_accuracy"], -i))
-    both = train.join(val)  # type: ignore[arg-type]
-    labels = torch.cat([train_labels, val_labels])
-    del train, val, scores, fit_on  # may be gigabytes
+            bar.update(len(rows), f"{regulariser:.1e}: {accuracy:.1f} %")
+    best = max(range(len(rows)), key=lambda i: rows[i]["validation_accuracy"])  # the first of equals
+    both, labels = train.join(val), torch.cat([train_labels, val_labels])  # type: ignore[arg-type]
     warm_up = [*path[:best:4], path[best]]  # weak regularisers converge faster from stronger ones
     *_, fitted = logistic.fit(both, labels, classes, warm_up, settings.solver)
     return fitted, {
@@ -186,7 +183,7 @@ def fit(
         "seeds": [settings.seed],
         "changed": changed_settings(settings),
     }
-    return FittedProbe(run, network, layer, temperature, classifier, classes, "logistic regression", details)
+    return FittedProbe(run, classifier, classes, "logistic regression", details)
 
 
 def transfer(
@@ -223,7 +220,5 @@ def accuracies(guesses: Tensor, labels: Tensor, top5: int | None = None) -> dict
     right = (guesses == labels).double()
     counts = torch.bincount(labels)
     per_class = torch.bincount(labels, weights=right)[counts > 0] / counts[counts > 0]
-    return {
-        **percent(int(right.sum().item()), len(labels), top5),
-        "mean_class_accuracy": 100 * per_class.mean().item(),
-    }
+    mean = 100 * per_class.mean().item()
+    return {**percent(int(right.sum()), len(labels), top5), "mean_class_accuracy": mean}

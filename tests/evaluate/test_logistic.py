@@ -15,8 +15,8 @@ from simplicia.evaluate.logistic import (
     Rotated,
     choose_solver,
     fit,
+    predict_along,
     solve,
-    validation_accuracies,
 )
 
 CLASSES, VERTICES = 5, 4
@@ -143,14 +143,13 @@ def test_rotation_keeps_distances_and_inverts(name):
 
 
 @pytest.mark.parametrize("solver", ["rotate", "direct", "sklearn"])
-def test_validation_scores_are_those_of_the_fits(solver):
+def test_predictions_along_the_path_are_those_of_the_fits(solver):
     matrix, labels = codes(80, 30, share=0.25)
-    held, held_labels = codes(60, 30, seed=5, share=0.25)
+    other, _ = codes(60, 30, seed=5, share=0.25)
     path = [10.0, 0.1]
-    scores = list(validation_accuracies(matrix, labels, CLASSES, path, held, held_labels, solver))
-    for (accuracy, converged), result in zip(scores, fit(matrix, labels, CLASSES, path, solver), strict=True):
-        guesses = (held.times(result.weight) + result.bias).argmax(1)
-        assert converged and accuracy == pytest.approx((guesses == held_labels).double().mean().item())
+    rows = predict_along(matrix, labels, CLASSES, path, solver, other)
+    for (guesses, converged), result in zip(rows, fit(matrix, labels, CLASSES, path, solver), strict=True):
+        assert converged and guesses.equal((other.times(result.weight) + result.bias).argmax(1))
 
 
 def test_data_that_cannot_be_fitted_raises():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simplicia.evaluate.probe_inputs import at_once, simplices
+from simplicia.evaluate.probe_inputs import simplices
 from simplicia.sem import simplicial
 
 GPU = torch.cuda.is_available()
@@ -15,6 +15,8 @@ TEMPERATURES = (1e-6, 1e-4, 0.1, 1.0, 10.0, 0.0)
 @pytest.mark.parametrize("shape", [(9, 7, 13), (3, 700, 13), (5, 5, 2), (2, 3, 64), (4, 4, 1), (2, 1, 2100)])
 @pytest.mark.parametrize("dtype", [torch.half, torch.float32])
 def test_the_kernel_against_the_softmax(shape, dtype):
+    from simplicia.evaluate.multi_temperature_kernel import at_once
+
     torch.manual_seed(0)
     images, count, vertices = shape
     logits = 3 * torch.randn(images, count * vertices)
