@@ -153,7 +153,7 @@ class Result(Record):
             raise ValueError("grid is not an object of lists")
         if not isinstance(result.details.get("changed") or {}, dict):
             raise ValueError("changed is not an object")
-        checked: list[tuple[dict[str, Any], Sequence[str]]] = [(result.details, ())]
+        checked: list[tuple[dict[str, Any], tuple[str, ...]]] = [(result.details, ())]
         for name, needed in cls.ROWS.items():
             rows = result.details.get(name) or []
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
