@@ -12,12 +12,11 @@ from simplicia.version import __version__ as __version__
 if TYPE_CHECKING:
     from simplicia import bottlenecks, encoders, losses, methods
     from simplicia.api import pretrain
-    from simplicia.estimator import RunTransformer
+    from simplicia.estimator import RunTransformer as RunTransformer
     from simplicia.run import load
     from simplicia.sem import SimplicialEmbedding, entropy, simplicial
 
-__all__ = [
-    "RunTransformer",
+__all__ = [  # without RunTransformer, which imports scikit-learn
     "SimplicialEmbedding",
     "UserError",
     "bottlenecks",

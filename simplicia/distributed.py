@@ -35,19 +35,21 @@ def _collective(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 
 @_collective
 def gather(x: Tensor) -> Tensor:
-    """The rows of all processes in order of rank, with gradient. Each process has the same number of rows."""
+    """Return the rows of all processes in order of rank, with gradient; each has the same number of rows."""
     return _Gather.apply(x.contiguous())
 
 
 @_collective
 def average(x: Tensor) -> Tensor:
-    """The mean over processes; each process keeps its own gradient, which DDP averages."""
-    return _Average.apply(x)
+    """Return the mean over processes; each process keeps its own gradient, which DDP averages."""
+    mean = x.detach().clone()
+    dist.all_reduce(mean)
+    return mean / world_size() + (x - x.detach())  # plus exactly 0, for the gradient
 
 
 @_collective
 def agreed(x: Tensor) -> Tensor:
-    """The values of process 0, in every process."""
+    """Return the values of process 0, in every process."""
     x = x.contiguous().clone()
     dist.broadcast(x, 0)
     return x
@@ -65,15 +67,3 @@ class _Gather(torch.autograd.Function):
         grad = grad.contiguous().clone()
         dist.all_reduce(grad)  # the loss of every process depends on all samples
         return grad.chunk(world_size())[rank()]
-
-
-class _Average(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.detach().clone()
-        dist.all_reduce(x)
-        return x / world_size()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad

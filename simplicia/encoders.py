@@ -25,7 +25,7 @@ Forked = tuple[Tensor, Tensor]
 
 
 def names() -> list[str]:
-    """The built-in encoders; any name of ``timm.list_models()`` works too."""
+    """Return the built-in encoders; any name of ``timm.list_models()`` works too."""
     return list(_RESNETS)
 
 
@@ -37,8 +37,7 @@ def check(name: str) -> None:
 
     timm_name = name.removeprefix("timm/")
     if not timm.is_model(timm_name.split(".")[0]):
-        known = sorted({*names(), *timm.list_models()})
-        near = difflib.get_close_matches(timm_name, known, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(timm_name, [*names(), *timm.list_models()], n=3, cutoff=0.5)
         raise unknown("encoder", name, near or names())
 
 
@@ -49,7 +48,7 @@ def create(
     pretrained: bool = False,
     **options,
 ) -> nn.Module:
-    """An encoder with ``.out_features``.
+    """Build an encoder with ``.out_features``.
 
     ``stem`` and ``stem_padding`` apply to the built-in ResNets: "small" is a 3x3 convolution without pooling
     (the paper's code pads by 2), "imagenet" the usual 7x7 with pooling. Other names are timm models
@@ -113,7 +112,7 @@ class ResNet(nn.Module):
         return x.mean((2, 3))
 
     def blocks(self) -> list[Any]:
-        """All residual blocks, first to last."""
+        """Return all residual blocks, first to last."""
         return [block for i in range(self.stages) for block in getattr(self, f"layer{i + 1}")]
 
 
@@ -136,16 +135,14 @@ class _Block(nn.Module):
             shortcut = nn.Conv2d(channels, self.out_channels, 1, stride, bias=False)
             self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(self.out_channels))
 
-    @property
-    def last_norm(self) -> nn.Module:
-        return getattr(self, f"bn{self.depth}")
-
     def forward(self, x: Tensor | Forked) -> Tensor | Forked:
-        y, shortcut = x if isinstance(x, tuple) else (x, x)
+        y, residual = x if isinstance(x, tuple) else (x, x)
         for i in range(1, self.depth):
             y = activate(getattr(self, f"bn{i}"), getattr(self, f"conv{i}")(y))
-        residual = shortcut if self.downsample is None else self.downsample(shortcut)
-        return activate(self.last_norm, getattr(self, f"conv{self.depth}")(y), residual)
+        if self.downsample is not None:
+            residual = self.downsample(residual)
+        i = self.depth
+        return activate(getattr(self, f"bn{i}"), getattr(self, f"conv{i}")(y), residual)
 
 
 class _TimmEncoder(nn.Module):

@@ -16,7 +16,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     An OSError without a file name, such as that of a full disk, gets ``path`` as its file name.
     """
-    temporary = path.with_name(f"{_prefix(path)}{os.getpid()}.writing")
+    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.writing")
     try:
         yield temporary
         temporary.replace(path)
@@ -47,24 +47,11 @@ def write_file(path: Path, content: bytes, what: str) -> Path:
 
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files for ``path`` that killed processes of this machine left behind."""
-    for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}*.writing"):
-        process = leftover.name.removesuffix(".writing").rpartition(".")[2]
-        if process.isdecimal() and not _is_alive(int(process)):
-            with suppress(OSError):
+    if os.name != "posix":  # on Windows, os.kill would end a process
+        return
+    for leftover in path.parent.glob(glob.escape(f".{path.name}.{platform.node()}.") + "*.writing"):
+        with suppress(OSError, ValueError, OverflowError):  # alive, or no number
+            try:
+                os.kill(int(leftover.stem.rpartition(".")[2]), 0)
+            except ProcessLookupError:
                 leftover.unlink()
-
-
-def _prefix(path: Path) -> str:
-    return f".{path.name}.{platform.node()}."
-
-
-def _is_alive(process: int) -> bool:
-    if os.name != "posix":  # on Windows, os.kill would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # owned by another user
-        return True
-    return True

@@ -1,13 +1,11 @@
 """Linear layers, dense and block-diagonal, and the MLP heads of the methods."""
 
 import math
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-Module = TypeVar("Module", bound=nn.Module)
 
 
 class BlockLinear(nn.Module):
@@ -38,7 +36,7 @@ class BlockLinear(nn.Module):
         return self.product(x, self.weight)
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The layer's output for a given weight, such as a copy in another precision."""
+        """Apply the layer with a given weight, such as a copy in another precision."""
         # views, not copies: a batched product takes strided blocks, (blocks, N, in / blocks)
         parts = x.reshape(-1, self.blocks, self.in_features // self.blocks).transpose(0, 1)
         width = weight.shape[1]
@@ -52,10 +50,8 @@ class BlockLinear(nn.Module):
         return y[..., :width].transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, blocks={self.blocks}, "
-            f"bias={self.bias is not None}"
-        )
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}, blocks={self.blocks}"
+        return f"{sizes}, bias={self.bias is not None}"
 
 
 def mlp(
@@ -70,12 +66,10 @@ def mlp(
     """Linear, (BatchNorm,) activation, repeated, and a last Linear."""
     modules: list[nn.Module] = []
     width = in_features
-    for _ in range(layers - 1):
-        first_of_blocks = blocks > 1 and not modules
-        modules.append(BlockLinear(width, hidden, blocks) if first_of_blocks else nn.Linear(width, hidden))
-        if norm:
-            modules.append(nn.BatchNorm1d(hidden))
-        modules.append(activation())
+    for i in range(layers - 1):
+        is_blocks = i == 0 and blocks > 1
+        modules.append(BlockLinear(width, hidden, blocks) if is_blocks else nn.Linear(width, hidden))
+        modules += [nn.BatchNorm1d(hidden), activation()] if norm else [activation()]
         width = hidden
     return nn.Sequential(*modules, nn.Linear(width, out_features))
 
@@ -85,8 +79,7 @@ def activate(norm: nn.Module, x: Tensor, residual: Tensor | None = None) -> Tens
     activated = getattr(norm, "activated", None)
     if activated is not None:
         return activated(x, residual)
-    y = norm(x)
-    return F.relu(y if residual is None else y + residual)
+    return F.relu(norm(x) if residual is None else norm(x) + residual)
 
 
 class Prototypes(nn.Module):
@@ -100,8 +93,8 @@ class Prototypes(nn.Module):
         return F.linear(x, F.normalize(self.weight, dim=1))
 
 
-def synchronised(module: Module) -> Module:
-    """The module with BatchNorms that share their statistics between processes.
+def synchronised(module: nn.Module) -> Any:
+    """Return the module with BatchNorms that share their statistics between processes.
 
     timm's conversion keeps the activations inside its BatchNorms; PyTorch's would drop them.
     """

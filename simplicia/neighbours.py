@@ -8,13 +8,11 @@ from torch import Tensor
 
 COMPARISONS = 2**27  # codes compared at a time
 EXACT = 256  # bfloat16 is exact for integers up to this
-ONE_HOT_VERTICES = (
-    128  # up to this many vertices, multiplying one-hots is faster on a CPU than comparing codes
-)
+ONE_HOT_VERTICES = 128  # up to this many, multiplying one-hots is faster on a CPU than comparing codes
 
 
 def cosine(queries: Tensor, bank: Tensor) -> Tensor:
-    """(M, D) and (N, D) -> (M, N)."""
+    """Cosine similarities: (M, D) and (N, D) -> (M, N)."""
     return F.normalize(queries.float(), dim=-1) @ F.normalize(bank.float(), dim=-1).T
 
 
@@ -22,24 +20,19 @@ def cosine(queries: Tensor, bank: Tensor) -> Tensor:
 def overlap(queries: Tensor, bank: Tensor) -> Tensor:
     """Share of simplices whose codes agree: (M, L) and (N, L) integers -> (M, N) from 0 to 1."""
     vertices = 1 + int(torch.stack([queries.amax(), bank.amax()]).max())
-    if bank.is_cuda or vertices <= ONE_HOT_VERTICES:
-        return _agreements(queries, bank, vertices) / bank.shape[1]
-    chunk = max(1, COMPARISONS // bank.numel())
-    agree = [(part[:, None] == bank).sum(-1) for part in queries.split(chunk)]
-    return torch.cat(agree) / bank.shape[1]
-
-
-def _agreements(queries: Tensor, bank: Tensor, vertices: int) -> Tensor:
-    """The number of equal codes, by products of one-hots, EXACT simplices at a time."""
+    if not bank.is_cuda and vertices > ONE_HOT_VERTICES:
+        chunk = max(1, COMPARISONS // bank.numel())
+        agree = torch.cat([(part[:, None] == bank).sum(-1) for part in queries.split(chunk)])
+        return agree / bank.shape[1]
     dtype = torch.bfloat16 if bank.is_cuda else torch.float32
     agree = torch.zeros(len(queries), len(bank), device=bank.device)
     for some, others in zip(queries.split(EXACT, 1), bank.split(EXACT, 1), strict=True):
         agree += one_hots(some, vertices, dtype) @ one_hots(others, vertices, dtype).T
-    return agree
+    return agree / bank.shape[1]
 
 
 def one_hots(codes: Tensor, vertices: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(N, L) codes as (N, L * vertices)."""
+    """Return (N, L) codes as (N, L * vertices)."""
     n, simplices = codes.shape
     columns = codes.long() + vertices * torch.arange(simplices, device=codes.device)
     return torch.zeros(n, simplices * vertices, dtype=dtype, device=codes.device).scatter_(1, columns, 1)
@@ -54,7 +47,7 @@ def nearest(
     represent: Callable[[Tensor], Tensor] = lambda x: x,
     chunk: int = 2048,
 ) -> tuple[Tensor, Tensor]:
-    """Similarities and indices of each query's k nearest rows, both (M, k), computed in chunks.
+    """Return similarities and indices of each query's k nearest rows, both (M, k), computed in chunks.
 
     ``represent`` maps a chunk to the vectors to compare, so that a wide layer never exists for all images.
     """

@@ -15,15 +15,14 @@ class Progress:
         self.last_line = self.start
         self.bar: Any = None
         if self.console.is_terminal and not quiet:
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+            from rich import progress as bars
 
-            self.bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[words]}"),
-                TimeRemainingColumn(),
+            self.bar = bars.Progress(
+                bars.TextColumn("{task.description}"),
+                bars.BarColumn(),
+                bars.MofNCompleteColumn(),
+                bars.TextColumn("{task.fields[words]}"),
+                bars.TimeRemainingColumn(),
                 console=self.console,
             )
             self.task = self.bar.add_task(label, total=total, completed=done, words="")
@@ -38,7 +37,7 @@ class Progress:
             self.say(f"{self.label}: step {step}/{self.total}, {words}, {duration(left)} left")
 
     def say(self, words: str, style: str | None = None) -> None:
-        """A line of its own, above the bar."""
+        """Print a line of its own, above the bar."""
         self.console.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -47,16 +46,16 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: "45 s", "12 min", "3.5 h"."""
+    """Format seconds for people: "45 s", "12 min", "3.5 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def say(lines: str | list[str], quiet: bool = False, style: str | None = None) -> None:
+def say(lines: list[str], quiet: bool = False) -> None:
     """Print lines to standard error, without a bar."""
     from rich.console import Console
 
     console = Console(stderr=True, quiet=quiet)
-    for line in [lines] if isinstance(lines, str) else lines:
-        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -4,6 +4,7 @@ import datetime
 import os
 import platform
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,12 +13,9 @@ from simplicia.version import __version__
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """Versions, device and date, for a result."""
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{device.type} ({platform.machine()})"
-    )
+    """Return versions, device and date, for a result."""
+    is_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if is_gpu else f"{device.type} ({platform.machine()})"
     return {
         "simplicia": __version__,
         "torch": torch.__version__,
@@ -28,21 +26,17 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of the package's repository, or the environment variable SIMPLICIA_COMMIT, or "unknown".
+    """Return the commit of the package's repository, or the variable SIMPLICIA_COMMIT, or "unknown".
 
     "-dirty" means that the package has uncommitted changes; results and docs do not count.
     """
     if commit := os.environ.get("SIMPLICIA_COMMIT"):
         return commit
+    here = Path(__file__)
+    git = partial(subprocess.check_output, cwd=here.parent, stderr=subprocess.DEVNULL, text=True, timeout=10)
     try:
-        _git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if another repository contains us
-        name = _git("rev-parse", "--short", "HEAD")
-        return f"{name}-dirty" if _git("status", "--porcelain", "--", ".") else name
+        git(["git", "ls-files", "--error-unmatch", here.name])  # fails if another repository contains us
+        name = git(["git", "rev-parse", "--short", "HEAD"]).strip()
+        return f"{name}-dirty" if git(["git", "status", "--porcelain", "--", "."]).strip() else name
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-
-
-def _git(*arguments: str) -> str:
-    """The output of git in the package's folder."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -35,14 +35,13 @@ class Record:
     @classmethod
     def make(cls, /, **values: Any) -> Self:
         """Build a record; values that are no fields become details."""
-        names = _field_names(cls)
-        details = {name: value for name, value in values.items() if name not in names}
-        return cls(**{name: value for name, value in values.items() if name in names}, details=details)
+        fields = {name: values.pop(name) for name in _field_names(cls) if name in values}
+        return cls(**fields, details=values)
 
     def replace(self, /, **changes: Any) -> Self:
         """Return a copy with some fields or details changed."""
-        fields = {name: getattr(self, name) for name in _field_names(type(self))}
-        return type(self).make(**{**fields, **self.details, **changes})
+        fields = {name: self[name] for name in _field_names(type(self))}
+        return self.make(**{**fields, **self.details, **changes})
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -56,17 +55,15 @@ class Record:
                 values[name] = _convert(values[name], hints[name])
             except TypeError:
                 raise ValueError(f"{name} is {str(values[name])[:80]!r}") from None
-        missing = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory]  # both MISSING
-        missing = [name for name in missing if name not in value]
-        if missing:
+        required = (f.name for f in dataclasses.fields(cls) if f.default is f.default_factory)  # both MISSING
+        if missing := [name for name in required if name not in values]:
             raise ValueError(f"it lacks {', '.join(missing)}")
         return cls.make(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Return the flat dictionary that a file holds, without the fields that are None."""
-        values = {name: getattr(self, name) for name in _field_names(type(self))}
-        set_values = {n: v for n, v in values.items() if v is not None or n in self.NULLABLE}
-        return set_values | self.details
+        names = [name for name in _field_names(type(self)) if name in self or name in self.NULLABLE]
+        return {name: self[name] for name in names} | self.details
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -90,10 +87,7 @@ class Record:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field or a detail, or the default where it is missing or None."""
-        try:
-            value = self[name]
-        except KeyError:
-            return default
+        value = getattr(self, name) if name in _field_names(type(self)) else self.details.get(name)
         return default if value is None else value
 
 
@@ -159,13 +153,17 @@ class Result(Record):
             raise ValueError("grid is not an object of lists")
         if not isinstance(result.details.get("changed") or {}, dict):
             raise ValueError("changed is not an object")
-        _check_numbers(result.details, cls.NUMBERS, ())
+        checked: list[tuple[dict[str, Any], tuple[str, ...]]] = [(result.details, ())]
         for name, needed in cls.ROWS.items():
             rows = result.details.get(name) or []
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise ValueError(f"{name} is not a list of objects")
-            for row in rows:
-                _check_numbers(row, cls.NUMBERS, needed)
+            checked += [(row, needed) for row in rows]
+        for row, needed in checked:
+            for name in cls.NUMBERS:
+                value = row.get(name)
+                if (value is not None or name in needed) and not is_number(value):
+                    raise ValueError(f"{name} is {str(value)[:80]!r}")
         return result
 
 
@@ -255,10 +253,3 @@ def _convert(value: Any, hint: Any) -> Any:
     if not is_valid or (hint in (int, float) and not is_number(value)):
         raise TypeError
     return value
-
-
-def _check_numbers(row: dict[str, Any], names: Sequence[str], needed: Sequence[str]) -> None:
-    for name in names:
-        value = row.get(name)
-        if (value is not None or name in needed) and not is_number(value):
-            raise ValueError(f"{name} is {str(value)[:80]!r}")

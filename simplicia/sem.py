@@ -5,14 +5,17 @@ Lavoie et al., ICLR 2023, https://arxiv.org/abs/2204.00616. SEM turns a vector i
 ``layers.py`` for blocks > 1.
 """
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 Temperature = float | Tensor
-# devices with autocast; torch.compile cannot trace is_autocast_available in every release
+_HALF = torch.float16, torch.bfloat16
+_NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
+# devices with autocast, unlike "meta"; torch.compile cannot trace is_autocast_available in every release
 _DEVICES = "cpu", "cuda", "mps", "xpu", "hpu", "xla", "ipu", "mtia", "maia", "privateuseone"
 _AUTOCAST = frozenset(kind for kind in _DEVICES if torch.amp.is_autocast_available(kind))
 
@@ -28,13 +31,13 @@ def simplicial(x: Tensor, vertices: int, temperature: Temperature = 1.0) -> Tens
         _check_temperature(temperature)
         if temperature == 0:
             return F.one_hot(groups.argmax(-1), vertices).to(x.dtype).flatten(-2)
-        if temperature == 1 and not _is_half(x) and not _is_short(groups):
+        if temperature == 1 and x.dtype not in _HALF and not _is_short(groups):
             return torch.softmax(groups, -1).flatten(-2)
         if temperature < 1e-4:  # x / temperature may overflow, x - max cannot
             groups = groups - groups.detach().amax(-1, keepdim=True)
             temperature = max(temperature, torch.finfo(torch.float32).tiny)
     elif temperature.requires_grad:  # a learned temperature needs its own gradient
-        wide = groups.float() if _is_half(x) else groups
+        wide = groups.float() if x.dtype in _HALF else groups
         return torch.softmax(wide / temperature, -1).to(x.dtype).flatten(-2)
     return _ScaledSoftmax.apply(groups, 1 / temperature).flatten(-2)
 
@@ -45,7 +48,7 @@ def entropy(probabilities: Tensor, vertices: int) -> Tensor:
     Value and gradient are finite at probability 0.
     """
     p = _groups(probabilities, vertices)
-    wide = p.float() if _is_half(p) else p
+    wide = p.float() if p.dtype in _HALF else p
     return -(wide * wide.clamp_min(torch.finfo(wide.dtype).tiny).log()).sum(-1).to(p.dtype)
 
 
@@ -68,14 +71,15 @@ class Embedder(nn.Module):
         for name, value in (("in_features", in_features), ("simplices", simplices), ("vertices", vertices)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        self.in_features, self.simplices, self.vertices = in_features, simplices, vertices
-        self.out_features = simplices * vertices
-        self.blocks = blocks
+        if norm not in _NORMS:
+            raise ValueError(f"norm is {norm!r}; choose 'batch', 'layer' or None")
         if not isinstance(temperature, Tensor):
             _check_temperature(temperature)
+        self.in_features, self.simplices, self.vertices = in_features, simplices, vertices
+        self.out_features, self.blocks = simplices * vertices, blocks
         self.temperature = temperature  # in the state_dict only if it is a Parameter
         self.embedder = _embedder(embedder, in_features, self.out_features, blocks, norm)
-        self.norm = _norm(norm, self.out_features)
+        self.norm = _NORMS[norm](self.out_features)
 
     def logits(self, h: Tensor) -> Tensor:
         """The normalised embedding before the softmax."""
@@ -102,11 +106,11 @@ class SimplicialEmbedding(Embedder):
     """
 
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
-        temperature = self.temperature if temperature is None else temperature
         logits = self.logits(h)
-        if _is_autocast(logits):  # autocast runs softmax in float32
+        device = logits.device.type
+        if device in _AUTOCAST and torch.is_autocast_enabled(device):  # which runs softmax in float32
             logits = logits.float()
-        return simplicial(logits, self.vertices, temperature)
+        return simplicial(logits, self.vertices, self.temperature if temperature is None else temperature)
 
 
 class _ScaledSoftmax(torch.autograd.Function):
@@ -119,7 +123,7 @@ class _ScaledSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, scale: Temperature) -> Tensor:
-        wide = x.float() if _is_half(x) else x
+        wide = x.float() if x.dtype in _HALF else x
         if _is_short(wide):
             powers = ((wide - wide.amax(-1, keepdim=True)) * scale).exp()
             result = powers / powers.sum(-1, keepdim=True)
@@ -142,7 +146,7 @@ class _ScaledSoftmax(torch.autograd.Function):
         saved = ctx.saved_tensors  # activation checkpointing allows one read
         y, scale = saved if len(saved) == 2 else (*saved, ctx.scale)
         dtype = y.dtype
-        if _is_half(y):
+        if dtype in _HALF:
             y, grad = y.float(), grad.float()
         if _is_short(y):
             return ((grad - (grad * y).sum(-1, keepdim=True)) * y * scale).to(dtype), None
@@ -153,15 +157,6 @@ class _ScaledSoftmax(torch.autograd.Function):
 def _is_short(x: Tensor) -> bool:
     """Whether exp and sum are faster than torch.softmax: on a CPU it is made for long rows."""
     return x.device.type == "cpu" and x.shape[-1] <= 64
-
-
-def _is_half(x: Tensor) -> bool:
-    return x.dtype in (torch.float16, torch.bfloat16)
-
-
-def _is_autocast(x: Tensor) -> bool:
-    kind = x.device.type  # some devices have no autocast, such as "meta"
-    return kind in _AUTOCAST and torch.is_autocast_enabled(kind)
 
 
 def _groups(x: Tensor, vertices: int) -> Tensor:
@@ -180,41 +175,24 @@ def _check_temperature(value: float) -> None:
         raise ValueError(f"temperature is {value}; it must be 0 (one-hot) or positive")
 
 
-def _linear(in_features: int, out_features: int, blocks: int, bias: bool) -> nn.Module:
-    if blocks == 1:
-        return nn.Linear(in_features, out_features, bias=bias)
-    from simplicia.layers import BlockLinear
-
-    return BlockLinear(in_features, out_features, blocks, bias=bias)
-
-
 def _embedder(kind: str, in_features: int, out_features: int, blocks: int, norm: str | None) -> nn.Module:
-    bias = norm is None  # a norm layer cancels the bias
+    linear: Any = partial(nn.Linear, bias=norm is None)  # a norm layer cancels the bias
+    if blocks != 1:
+        from simplicia.layers import BlockLinear
+
+        linear = partial(BlockLinear, blocks=blocks, bias=norm is None)
     if kind == "linear":
-        return _linear(in_features, out_features, blocks, bias)
+        return linear(in_features, out_features)
     if kind == "mlp":
-        hidden = _linear(in_features, in_features, blocks, bias)
-        last = _linear(in_features, out_features, blocks, bias)
-        return nn.Sequential(hidden, _norm(norm, in_features), nn.ReLU(), last)
-    if kind == "identity":
-        if blocks != 1:
-            raise ValueError(
-                f"embedder 'identity' has no weights to split into {blocks} blocks; give blocks=1"
-            )
-        if in_features != out_features:
-            raise ValueError(
-                f"embedder 'identity' has {in_features} features, simplices * vertices is {out_features}; "
-                "choose them equal"
-            )
-        return nn.Identity()
-    raise ValueError(f"embedder is {kind!r}; choose 'linear', 'identity' or 'mlp'")
-
-
-def _norm(kind: str | None, features: int) -> nn.Module:
-    if kind is None:
-        return nn.Identity()
-    if kind == "batch":
-        return nn.BatchNorm1d(features)
-    if kind == "layer":
-        return nn.LayerNorm(features)
-    raise ValueError(f"norm is {kind!r}; choose 'batch', 'layer' or None")
+        hidden = linear(in_features, in_features), _NORMS[norm](in_features), nn.ReLU()
+        return nn.Sequential(*hidden, linear(in_features, out_features))
+    if kind != "identity":
+        raise ValueError(f"embedder is {kind!r}; choose 'linear', 'identity' or 'mlp'")
+    if blocks != 1:
+        raise ValueError(f"embedder 'identity' has no weights to split into {blocks} blocks; give blocks=1")
+    if in_features != out_features:
+        raise ValueError(
+            f"embedder 'identity' has {in_features} features, simplices * vertices is {out_features}; "
+            "choose them equal"
+        )
+    return nn.Identity()

@@ -15,13 +15,15 @@ import math
 import os
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, Union
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union
 
 from simplicia.errors import UserError, unknown
 
 T = TypeVar("T")
+Entry = TypeVar("Entry")
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,9 @@ class Range:
         return self.low <= value <= self.high and self.above < value < self.below
 
     def __str__(self) -> str:
-        low = f"at least {self.low:g}" if self.low > -math.inf else ""
-        low = f"above {self.above:g}" if self.above > -math.inf else low
-        high = f"at most {self.high:g}" if self.high < math.inf else ""
-        high = f"below {self.below:g}" if self.below < math.inf else high
-        return " and ".join(words for words in (low, high) if words) or "finite"
+        names = {"low": "at least", "above": "above", "high": "at most", "below": "below"}
+        bounds = [f"{words} {getattr(self, name):g}" for name, words in names.items()]
+        return " and ".join(words for words in bounds if not words.endswith("inf")) or "finite"
 
 
 class Formerly(str):
@@ -60,13 +60,13 @@ class Option(NamedTuple):
     formerly: str | None = None
 
     def convert(self, value: Any, path: str) -> Any:
-        """A plain value, or a command line's string, as this setting's type and within its range."""
-        found = convert(value, self.type, path)
-        self.check(found, path)
-        return found
+        """Convert a plain value, or a command line's string, to the setting's type, and check its range."""
+        converted = convert(value, self.type, path)
+        self.check(converted, path)
+        return converted
 
     def check(self, value: Any, path: str) -> None:
-        """A UserError if a choice is unknown or a number is out of range; each of several is checked."""
+        """Raise a UserError if a choice is unknown or a number is out of range."""
         if typing.get_origin(self.type) is Literal:
             convert(value, self.type, path)
         if value == () and self.range is not None and not self.range.empty:
@@ -80,21 +80,37 @@ class Option(NamedTuple):
                 raise UserError(f"{path} is {value}; it must be {self.range}")
 
 
-def options_of(source: Any, skip: int = 0) -> dict[str, Option]:
-    """The settings of a dataclass, or the keyword parameters of a callable after the first ``skip``."""
-    is_class = isinstance(source, type) and not dataclasses.is_dataclass(source)
-    target: Any = source.__init__ if is_class else source
-    hints = typing.get_type_hints(target, include_extras=True)
+def options_of(source: Any) -> dict[str, Option]:
+    """Return the settings of a dataclass, or the parameters of a function or class."""
+    annotated: Any = source
     if dataclasses.is_dataclass(source):
-        defaults = {f.name: _default(f) for f in dataclasses.fields(source)}
+        defaults = {
+            f.name: f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            for f in dataclasses.fields(source)
+        }
     else:
-        parameters = list(inspect.signature(source).parameters.values())[skip:]
-        defaults = {p.name: p.default for p in parameters}
-    return {name: _option(name, hints.get(name, Any), default) for name, default in defaults.items()}
+        defaults = {name: p.default for name, p in inspect.signature(source).parameters.items()}
+        annotated = annotated.__init__ if isinstance(source, type) else source
+    hints = typing.get_type_hints(annotated, include_extras=True)
+    options = {}
+    for name, default in defaults.items():
+        hint = hints.get(name, Any)
+        hint, *marks = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
+        about = {type(mark): mark for mark in marks}
+        options[name] = Option(name, hint, default, about.get(str, ""), about.get(Range), about.get(Formerly))
+    return options
+
+
+def current_name(name: Any, options: Mapping[str, Option], kind: str = "setting", prefix: str = "") -> str:
+    """Return the name a setting has now, given that or an earlier one; a UserError for an unknown name."""
+    for option in options.values():
+        if name == option.name or (option.formerly and name == option.formerly):
+            return option.name
+    raise unknown(kind, f"{prefix}{name}", [f"{prefix}{known}" for known in options])
 
 
 def walk(settings: Any, prefix: str = "") -> Iterator[tuple[str, Option, Any]]:
-    """Every setting of a dataclass with its dotted name and value, nested ones included."""
+    """Yield every setting of a dataclass with its dotted name and value, nested ones included."""
     for name, option in options_of(type(settings)).items():
         value = getattr(settings, name)
         if dataclasses.is_dataclass(value):
@@ -104,24 +120,22 @@ def walk(settings: Any, prefix: str = "") -> Iterator[tuple[str, Option, Any]]:
 
 
 def check(settings: Any) -> None:
-    """A UserError for the first setting that is out of its range."""
+    """Raise a UserError for the first setting that is out of its range."""
     for path, option, value in walk(settings):
         option.check(value, path)
 
 
-def as_dict(settings: Any) -> dict[str, Any]:
-    """Settings as plain dicts, lists, numbers and strings."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        return [plain(v) for v in value] if isinstance(value, list | tuple) else value
-
-    return plain(dataclasses.asdict(settings))
+def as_dict(settings: Any) -> Any:
+    """Return settings as plain dicts, lists, numbers and strings."""
+    if dataclasses.is_dataclass(settings):
+        settings = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    if isinstance(settings, dict):
+        return {name: as_dict(value) for name, value in settings.items()}
+    return [as_dict(value) for value in settings] if isinstance(settings, list | tuple) else settings
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, with dots in their names."""
+    """Return nested settings as one level, with dots in their names."""
     out: dict[str, Any] = {}
     for name, value in values.items():
         out |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -129,62 +143,40 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def from_dict(values: Any, cls: type[T], prefix: str = "") -> T:
-    """The settings that ``as_dict`` gave; an unknown name or a value of the wrong type is a UserError."""
-    if not isinstance(values, dict):
-        raise UserError(f"{prefix or 'the recipe'} is {values!r}; it must be a mapping of settings")
+    """Build settings from what ``as_dict`` returned; a UserError for an unknown name or a wrong type."""
+    values = convert(values, dict, prefix.rstrip(".") or "the recipe")
     options = options_of(cls)
-    out = {}
-    for given, value in values.items():
-        name = current_name(given, options)
-        if name is None:
-            raise unknown("setting", f"{prefix}{given}", [f"{prefix}{n}" for n in options])
-        out[name] = convert(value, options[name].type, f"{prefix}{name}")
-    return cls(**out)
+    named = {current_name(name, options, prefix=prefix): value for name, value in values.items()}
+    return cls(**{name: convert(value, options[name].type, prefix + name) for name, value in named.items()})
 
 
-def current_name(name: Any, options: dict[str, Option]) -> str | None:
-    """The name a setting has now, given that or an earlier one; None if there is no such setting."""
-    if name in options:
-        return name
-    return next((option.name for option in options.values() if option.formerly == name), None)
-
-
-def with_changes(settings: T, changes: dict[str, Any]) -> T:
-    """A copy with some settings changed: ``{"epochs": 5, "sem.vertices": 13, "sem": {"blocks": 8}}``."""
-    method = getattr(settings, "method", None)
-    if changes.get("method", method) != method:  # options belong to the method they were given for
-        settings = dataclasses.replace(settings, options={})  # type: ignore[type-var]
-    for path, value in changes.items():
-        settings = _with_change(settings, path, value, "")
-    return settings
-
-
-def _with_change(settings: Any, path: str, value: Any, prefix: str) -> Any:
-    head, _, rest = path.partition(".")
+def with_changes(settings: T, changes: Mapping[str, Any], prefix: str = "") -> T:
+    """Copy settings and change some: ``{"epochs": 5, "sem.vertices": 13, "sem": {"blocks": 8}}``."""
     options = options_of(type(settings))
-    name = current_name(head, options)
-    before: Any = None if name is None else getattr(settings, name)
-    nested = dataclasses.is_dataclass(before)
-    if name is None or (rest and not nested and not isinstance(before, dict)):
-        raise unknown("setting", f"{prefix}{path}", [f"{prefix}{n}" for n in options])
-    full_name = f"{prefix}{name}"
-    if not nested and not isinstance(before, dict):
-        after = convert(value, options[name].type, full_name)
-    elif nested and not rest and isinstance(value, type(before)):
-        after = value
-    else:
-        inner = {rest: value} if rest else convert(value, dict, full_name)
-        after = before if nested else {**before, **inner}
-        for inner_path, inner_value in inner.items() if nested else ():
-            after = _with_change(after, inner_path, inner_value, f"{full_name}.")
-    return dataclasses.replace(settings, **{name: after})
+    after: Any = settings
+    if "method" in options and changes.get("method", after.method) != after.method:
+        after = dataclasses.replace(after, options={})  # options belong to the method they were given for
+    for path, value in changes.items():
+        head, _, rest = path.partition(".")
+        name = current_name(head, options, prefix=prefix)
+        before, full_name = getattr(after, name), f"{prefix}{name}"
+        if rest:
+            if not dataclasses.is_dataclass(before) and not isinstance(before, dict):
+                raise unknown("setting", f"{prefix}{path}", [f"{prefix}{known}" for known in options])
+            value = {rest: value}
+        if dataclasses.is_dataclass(before) and isinstance(value, dict):
+            value = with_changes(before, value, f"{full_name}.")
+        value = convert(value, options[name].type, full_name)
+        value = {**before, **value} if isinstance(before, dict) else value
+        after = dataclasses.replace(after, **{name: value})
+    return after
 
 
 def convert(value: Any, hint: Any, name: str) -> Any:
-    """A plain value (or a command line's string) as the type a setting has."""
+    """Convert a plain value, or a command line's string, to the type a setting has."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else from_dict(value, hint, prefix=f"{name}.")  # type: ignore[arg-type]
+        return value if isinstance(value, hint) else from_dict(value, hint, f"{name}.")  # type: ignore[arg-type]
     if origin in (Union, types.UnionType):
         if value is None or (isinstance(value, str) and value.lower() == "none"):
             return None
@@ -194,7 +186,14 @@ def convert(value: Any, hint: Any, name: str) -> Any:
             raise UserError(f"{name} is {value!r}; choose {', '.join(map(repr, arguments))}")
         return str(value)
     if origin is tuple:
-        return _tuple(value, arguments, name)
+        items = value.replace(",", " ").split() if isinstance(value, str) else value
+        items = items if isinstance(items, list | tuple) else [items]
+        if arguments[-1] is Ellipsis:
+            items = [] if [str(item).lower() for item in items] == ["none"] else items
+            arguments = (arguments[0],) * len(items)
+        if len(items) != len(arguments):
+            raise UserError(f"{name} is {value!r}; it takes {len(arguments)} values")
+        return tuple(convert(item, kind, name) for item, kind in zip(items, arguments, strict=True))
     if hint is dict or origin is dict:
         if not isinstance(value, dict):
             raise UserError(f"{name} is {value!r}; it must be a mapping of settings")
@@ -202,54 +201,78 @@ def convert(value: Any, hint: Any, name: str) -> Any:
     return _scalar(value, hint, name)
 
 
-def check_seed(seed: int) -> None:
-    """A UserError for a seed that torch does not take."""
-    if not -(2**63) <= seed < 2**63:
-        raise UserError(f"seed is {seed}; it must be a whole number of at most 63 bits")
-
-
-def _tuple(value: Any, arguments: tuple[Any, ...], name: str) -> tuple[Any, ...]:
-    items = value.replace(",", " ").split() if isinstance(value, str) else value
-    if not isinstance(items, list | tuple):
-        items = [items]
-    if arguments[-1] is Ellipsis and [str(item).lower() for item in items] == ["none"]:
-        items = []
-    if arguments[-1] is not Ellipsis and len(items) != len(arguments):
-        raise UserError(f"{name} is {value!r}; it takes {len(arguments)} values")
-    kinds = [arguments[0]] * len(items) if arguments[-1] is Ellipsis else arguments
-    return tuple(convert(item, kind, name) for item, kind in zip(items, kinds, strict=True))
-
-
 def _scalar(value: Any, hint: type, name: str) -> Any:
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    wrong = UserError(f"{name} is {value!r}; it must be {words[hint]}")
-    if hint is bool:
-        flags = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if str(value).lower() not in flags:
-            raise wrong
-        return flags[str(value).lower()]
-    if hint is str and isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, bool) or (hint is str and not isinstance(value, str)):
-        raise wrong
+    given = value
     try:
-        number = hint(value)
-    except (TypeError, ValueError, OverflowError):
-        raise wrong from None
-    if hint is int and isinstance(value, float) and number != value:
-        raise wrong
-    if hint is float and number != number:
-        raise wrong
-    return number
+        if hint is bool:
+            return _FLAGS[str(value).lower()]
+        if hint is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, bool) or (hint is str and not isinstance(value, str)):
+            raise TypeError
+        converted = hint(value)
+        is_cut = hint is int and isinstance(value, float) and converted != value
+        if is_cut or converted != converted:  # 2.5 for a whole number, or NaN
+            raise ValueError
+        return converted
+    except (KeyError, TypeError, ValueError, OverflowError):
+        words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise UserError(f"{name} is {given!r}; it must be {words[hint]}") from None
 
 
-def _default(f: dataclasses.Field) -> Any:
-    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+class Registry(Generic[T]):
+    """Classes by name, registered by a decorator next to their code.
 
+        METHODS: Registry[Method] = Registry("method", arguments=3)
 
-def _option(name: str, hint: Any, default: Any) -> Option:
-    hint, *marks = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
-    words = next((mark for mark in marks if type(mark) is str), "")
-    bounds = next((mark for mark in marks if isinstance(mark, Range)), None)
-    former = next((str(mark) for mark in marks if isinstance(mark, Formerly)), None)
-    return Option(name, hint, default, words, bounds, former)
+        @METHODS.register("byol")
+        class BYOL(TargetMethod): ...
+
+    The first ``arguments`` parameters of a class are arguments of ``create``; the others are its options.
+    """
+
+    def __init__(self, kind: str, arguments: int):
+        self.kind, self.arguments = kind, arguments
+        self._classes: dict[str, Any] = {}
+
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """Decorate a class to register it under ``name``."""
+
+        def add(cls: Entry) -> Entry:
+            present = self._classes.get(name, cls)
+            if present.__module__ != cls.__module__:
+                raise ValueError(
+                    f"{self.kind} {name!r} is taken by {present.__module__}; choose another name"
+                )
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def names(self) -> list[str]:
+        """Return the registered names, sorted."""
+        return sorted(self._classes)
+
+    def get(self, name: str) -> type[T]:
+        """Return the class registered under ``name``; a UserError suggests the nearest name."""
+        if name not in self._classes:
+            raise unknown(self.kind, name, self.names())
+        return self._classes[name]
+
+    def options(self, name: str) -> dict[str, Option]:
+        """Return the options of a class with their types, defaults, help texts and ranges."""
+        return dict(list(options_of(self.get(name)).items())[self.arguments :])
+
+    def create(self, name: str, *arguments: Any, **options: Any) -> T:
+        """Build an instance from its arguments and options; option names and ranges are checked."""
+        known, kind = self.options(name), f"option of {self.kind} {name!r}:"
+        options = {current_name(option, known, kind): value for option, value in options.items()}
+        for option, value in options.items():
+            known[option].check(value, f"{name}.{option}")
+        return self.get(name)(*arguments, **options)
+
+    def converted(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert options from a file or a command line to their current names and types, in range."""
+        known, kind = self.options(name), f"option of {self.kind} {name!r}:"
+        named = {current_name(option, known, kind): value for option, value in options.items()}
+        return {option: known[option].convert(value, f"{name}.{option}") for option, value in named.items()}

@@ -15,7 +15,6 @@ from simplicia.train.recipe import OptimSettings
 from simplicia.train.step import create_optimizer
 
 PAIRS = [(m, b) for m in methods.names() for b in bottlenecks.names()]
-WITH_TARGET = [name for name in methods.names() if issubclass(methods.kind(name), TargetMethod)]
 
 
 def build(name, bottleneck="sem", second_temperature=None, blocks=1, **options):
@@ -26,6 +25,9 @@ def build(name, bottleneck="sem", second_temperature=None, blocks=1, **options):
     bottleneck = bottlenecks.create(bottleneck, encoder.out_features, **sizes)
     options = ({"hidden": 64} if "hidden" in methods.options(name) else {}) | options
     return methods.create(name, encoder, bottleneck, second_temperature, **options)
+
+
+WITH_TARGET = [name for name in methods.names() if isinstance(build(name), TargetMethod)]
 
 
 def views(n=8, seed=0):

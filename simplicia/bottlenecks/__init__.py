@@ -4,7 +4,7 @@
 projector's first layer) and ``.penalty`` (of the last batch; methods add its mean over the views).
 """
 
-from simplicia.bottlenecks import gumbel, plain, vq  # noqa: F401  (registers them)
-from simplicia.bottlenecks.registry import create, layers, names, options, register
+from simplicia.bottlenecks import gumbel, vq  # noqa: F401  (registers them)
+from simplicia.bottlenecks.base import create, layers, names, options, register
 
 __all__ = ["create", "layers", "names", "options", "register"]

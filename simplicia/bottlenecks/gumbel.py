@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from simplicia.bottlenecks.registry import register
+from simplicia.bottlenecks.base import register
 from simplicia.sem import Embedder, Temperature, simplicial
 
 

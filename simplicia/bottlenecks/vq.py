@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from simplicia.bottlenecks.registry import register
+from simplicia.bottlenecks.base import register
 from simplicia.distributed import agreed, average, gather
 from simplicia.sem import Embedder, Temperature
 from simplicia.settings import Formerly, Range

@@ -26,10 +26,8 @@ def obstacle(method: Method, device: torch.device) -> str | None:
     joint_views = not isinstance(method, TargetMethod)
     if joint_views and isinstance(method.second_temperature, int | float) and method.second_temperature == 0:
         return "sem.second_temperature is 0, which a batch of both views cannot have for one of them"
-    known = TargetMethod if isinstance(method, TargetMethod) else Method
-    for update in ("after_step", "update_target"):
-        if getattr(type(method), update, None) is not getattr(known, update, None):
-            return f"{name} overrides {update}, which the fused update replaces"
+    if type(method).after_step not in (Method.after_step, TargetMethod.after_step):
+        return f"{name} overrides after_step, which the fused update replaces"
     return None if importlib.util.find_spec("triton") else "triton is not installed"
 
 

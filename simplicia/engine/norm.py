@@ -129,7 +129,7 @@ def fuse_norms(module: nn.Module) -> None:
     with_relu, forking = set(), set()
     for part in module.modules():
         if isinstance(part, ResNet):
-            forking |= {id(block.last_norm) for block in part.blocks()[:-1]}
+            forking |= {id(getattr(block, f"bn{block.depth}")) for block in part.blocks()[:-1]}
         if type(part) is nn.Sequential:
             for (_, norm), (name, after) in pairwise(list(part.named_children())):
                 if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d) and type(after) is nn.ReLU:

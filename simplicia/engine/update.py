@@ -1,6 +1,6 @@
 """LARS, SGD and the moving average of the target in one pass over memory, for all tensors at once.
 
-The arithmetic is that of ``train.step.LARS`` and ``TargetMethod.update_target``. One pass reads weight,
+The arithmetic is that of ``train.step.LARS`` and ``TargetMethod.after_step``. One pass reads weight,
 gradient, momentum and target and writes weight, momentum, target and the 16-bit copies for the next forward.
 
 A large weight can be stored in two halves (``halve``): its 16-bit copy, and the 16 bits that the copy lacks.

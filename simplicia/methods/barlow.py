@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.layers import mlp
-from simplicia.methods.base import Bottleneck, Branch, Method
-from simplicia.methods.registry import register
+from simplicia.methods.base import Bottleneck, Branch, Method, register
 from simplicia.sem import Temperature
 from simplicia.settings import Range
 

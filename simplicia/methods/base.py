@@ -1,8 +1,9 @@
-"""What the methods share: the online network, the EMA target, the ring queue, and their schedules."""
+"""What the methods share: their registry, the online network, the EMA target and the ring queue."""
 
 import copy
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from simplicia.distributed import gather
 from simplicia.sem import SimplicialEmbedding, Temperature
+from simplicia.settings import Entry, Registry
 
 
 class Bottleneck(Protocol):
@@ -65,16 +67,15 @@ class Network(nn.Module):
 
 
 def apply_per_view(module: nn.Module, inputs: list[Tensor], *temperatures: Temperature | None) -> list:
-    """The module's output for each view, so that BatchNorm sees one view at a time.
+    """Apply a module to each view, so that BatchNorm sees one view at a time.
 
     A module with ``apply_jointly`` takes all views in one batch and separates them in its BatchNorm.
     """
     jointly = getattr(module, "apply_jointly", None)
     if jointly is not None:
         return jointly(inputs, *temperatures)
-    if not temperatures:
-        return [module(x) for x in inputs]
-    return [module(x, temperature) for x, temperature in zip(inputs, temperatures, strict=True)]
+    arguments = zip(inputs, temperatures, strict=True) if temperatures else zip(inputs, strict=True)
+    return [module(*view) for view in arguments]
 
 
 class Method(nn.Module):
@@ -99,22 +100,23 @@ class Method(nn.Module):
             raise ValueError(f"{type(self).__name__} was given {len(views)} views; it takes 2")
         branches = self.branches(views)
         penalty = sum(branch.penalty for branch in branches) / len(branches)
-        loss = self.loss(views, branches) + penalty
-        features = tuple(branch.features.detach() for branch in branches)
-        embeddings = tuple(branch.embedding.detach() for branch in branches)
-        return Output(loss, features, embeddings)
+        return Output(
+            self.loss(views, branches) + penalty,
+            tuple(branch.features.detach() for branch in branches),
+            tuple(branch.embedding.detach() for branch in branches),
+        )
 
     def branches(self, views: list[Tensor]) -> list[Branch]:
-        """Each view through the online network, at its own temperature."""
+        """Apply the online network to each view, at its own temperature."""
         return apply_per_view(self.online, views, None, self.second_temperature)
 
-    def chance(self, images: int) -> float | None:
-        """The loss of guessing, ln K, if the objective is a K-way guess on a batch of this many images."""
-        return None
-
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
-        """The method's objective, from the branches of the online network."""
+        """Compute the method's objective from the branches of the online network."""
         raise NotImplementedError
+
+    def chance(self, images: int) -> float | None:
+        """Return the loss of guessing, ln K, if the objective is a K-way guess on a batch of ``images``."""
+        return None
 
     def schedule(self, step: int, total_steps: int, epoch: int) -> None:
         """Set what changes during training, before each step.
@@ -124,7 +126,7 @@ class Method(nn.Module):
         """
 
     def rates(self) -> dict[str, Tensor]:
-        """0/1 multipliers for the updates of modules, by name: 0 freezes a module."""
+        """Return 0/1 multipliers for the updates of modules, by name: 0 freezes a module."""
         return {}
 
     def after_micro_batch(self) -> None:
@@ -163,21 +165,17 @@ class TargetMethod(Method):
 
     @torch.no_grad()
     def targets(self, views: list[Tensor]) -> list[Tensor]:
-        """The target network's projections."""
-        branches = apply_per_view(self.target, views, self.second_temperature, self.second_temperature)
-        return [branch.projection for branch in branches]
+        """Return the target network's projections."""
+        temperatures = [self.second_temperature] * len(views)
+        return [branch.projection for branch in apply_per_view(self.target, views, *temperatures)]
 
     def schedule(self, step: int, total_steps: int, epoch: int) -> None:
         base, final = self.momenta
         self.momentum.fill_(final - (final - base) * (math.cos(math.pi * step / total_steps) + 1) / 2)
 
+    @torch.no_grad()
     def after_step(self) -> None:
         self.after_micro_batch()
-        self.update_target()
-
-    @torch.no_grad()
-    def update_target(self) -> None:
-        """Move the target network towards the online one."""
         rate = 1 - self.momentum
         for target, online in zip(self.target.parameters(), self.online.parameters(), strict=True):
             target.lerp_(online, rate.to(target.dtype))
@@ -202,3 +200,34 @@ class Queue(nn.Module):
         slots = (self.pointer + torch.arange(vectors.shape[1], device=vectors.device)) % size
         self.vectors.index_copy_(1, slots, vectors.to(self.vectors.dtype))
         self.pointer.copy_((self.pointer + vectors.shape[1]) % size)
+
+
+_METHODS: Registry[Method] = Registry("method", arguments=3)  # encoder, bottleneck, second_temperature
+_RECOMMENDED: dict[str, dict[str, Any]] = {}
+
+names = _METHODS.names
+options = _METHODS.options  # the defaults are the paper's
+converted = _METHODS.converted
+
+
+def register(name: str, recipe: Mapping[str, Any] | None = None) -> Callable[[Entry], Entry]:
+    """Register a method, with the recipe settings it recommends, such as ``{"optim.lr": 0.5}``."""
+    _RECOMMENDED[name] = dict(recipe or {})
+    return _METHODS.register(name)
+
+
+def recommended(name: str) -> dict[str, Any]:
+    """Return the recipe settings that a method recommends; empty for most."""
+    _METHODS.get(name)
+    return _RECOMMENDED[name]
+
+
+def create(
+    name: str,
+    encoder: nn.Module,
+    bottleneck: Bottleneck,
+    second_temperature: Temperature | None = None,
+    **options: Any,
+) -> Method:
+    """Build a method. ``second_temperature`` is the paper's tau' (None: the bottleneck's temperature)."""
+    return _METHODS.create(name, encoder, bottleneck, second_temperature, **options)

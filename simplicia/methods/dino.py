@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from simplicia import losses
 from simplicia.distributed import average
 from simplicia.layers import Prototypes, mlp
-from simplicia.methods.base import Bottleneck, Branch, TargetMethod
-from simplicia.methods.registry import register
+from simplicia.methods.base import Bottleneck, Branch, TargetMethod, register
 from simplicia.sem import Temperature
 from simplicia.settings import Range
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from simplicia import losses
 from simplicia.layers import mlp
-from simplicia.methods.base import Bottleneck, Branch, Queue, TargetMethod
-from simplicia.methods.registry import register
+from simplicia.methods.base import Bottleneck, Branch, Queue, TargetMethod, register
 from simplicia.sem import Temperature
 from simplicia.settings import Range
 

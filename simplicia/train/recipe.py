@@ -106,7 +106,7 @@ class Recipe:
         Formerly("micro_batch"),
     ] = 0
     precision: Annotated[Literal["auto", "32", "bf16"], '"auto": bf16 on a GPU, 32 bits elsewhere'] = "auto"
-    seed: Annotated[int, "seed of weights, order and views"] = 0
+    seed: Annotated[int, "seed of weights, order and views", Range(low=-(2**63), below=2**63)] = 0
     init: Annotated[str | None, "folder of a run whose weights training begins with"] = None
     holdout: Annotated[float, "share of each class kept for online probes (0: they use test)", Share] = 0.0
     sem: SemSettings = field(default_factory=SemSettings)
@@ -143,7 +143,6 @@ class Recipe:
     def checked(self) -> "Recipe":
         """The recipe with its method's options typed; a UserError for settings that no run can have."""
         settings.check(self)
-        settings.check_seed(self.seed)
         for name in ("image_size", "decode_size", "view_size"):
             if getattr(self, name) == 1:
                 raise UserError(f"{name} is 1; views have at least 2 pixels on a side")
