@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simplicia.data.image_ops import Triple, center_crop_squeezed
+from simplicia.data.augmentation import Triple, center_crop_squeezed
 from simplicia.errors import UserError
 
 
