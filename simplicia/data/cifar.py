@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from simplicia.data.image_set import ImageSet, ReadOptions, dataset
+from simplicia.data.datasets import ImageSet, ReadOptions, dataset
 from simplicia.errors import UserError
 
 _FOLDER = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}

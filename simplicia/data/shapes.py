@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from simplicia.data.image_set import ImageSet, dataset
+from simplicia.data.datasets import ImageSet, dataset
 
 Array = np.ndarray
 Number = Array | float
