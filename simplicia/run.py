@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from simplicia import bottlenecks
-from simplicia.data.image_ops import center_crop, eval_view
+from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.errors import UserError, unknown
 from simplicia.export import export
 from simplicia.methods import Method

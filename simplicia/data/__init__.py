@@ -3,7 +3,15 @@
 Register your own data set with ``@dataset``.
 """
 
-from simplicia.data import augmentation, datasets
-from simplicia.data.image_set import ImageSet, ReadOptions, dataset
+from simplicia.data import (  # noqa: F401  (registers the data sets)
+    augmentation,
+    cifar,
+    datasets,
+    digits,
+    imagenet,
+    shapes,
+    transfer_sets,
+)
+from simplicia.data.datasets import ImageSet, ReadOptions, dataset
 
 __all__ = ["ImageSet", "ReadOptions", "augmentation", "dataset", "datasets"]

@@ -6,6 +6,7 @@ and the size of the file bounds what it builds.
 """
 
 import pickletools
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from simplicia.data.image_set import ImageSet, ReadOptions, dataset
+from simplicia.data.datasets import ImageSet, ReadOptions, dataset
 from simplicia.errors import UserError
 
 _FOLDER = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -46,38 +47,24 @@ def _read(name: str, split: str, options: ReadOptions) -> ImageSet:
     classes = _names(*meta, "fine_label_names" if coarse else "label_names")
     images = np.concatenate([_pixels(*part) for part in parts])
     labels = np.concatenate([_labels(*part, fine, len(classes)) for part in parts])
-    superclass: torch.Tensor | None = None
-    superclasses: tuple[str, ...] = ()
-    if coarse:
-        superclasses = _names(*meta, "coarse_label_names")
-        coarse_labels = _labels(*parts[0], coarse, len(superclasses))
-        of_class = np.full(len(classes), -1, dtype=np.int64)
-        of_class[labels] = coarse_labels
-        if (of_class[labels] != coarse_labels).any() or (of_class < 0).any():
-            raise UserError(f"{str(needed[0])!r} does not give each of {len(classes)} classes one superclass")
-        superclass = torch.from_numpy(of_class)
-    return ImageSet(
-        name=name,
-        images=torch.from_numpy(images),
-        labels=torch.from_numpy(labels),
-        classes=classes,
-        superclass=superclass,
-        superclasses=superclasses,
-    )
+    result = ImageSet(name, torch.from_numpy(images), torch.from_numpy(labels), classes)
+    if not coarse:
+        return result
+    superclasses = _names(*meta, "coarse_label_names")
+    coarse_labels = _labels(*parts[0], coarse, len(superclasses))
+    superclass = np.full(len(classes), -1, dtype=np.int64)
+    superclass[labels] = coarse_labels
+    if (superclass[labels] != coarse_labels).any() or (superclass < 0).any():
+        raise UserError(f"{str(needed[0])!r} does not give each of {len(classes)} classes one superclass")
+    return replace(result, superclass=torch.from_numpy(superclass), superclasses=superclasses)
 
 
-_STATISTICS = {
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-}
-for _name, _content in (("cifar10", "10 classes"), ("cifar100", "100 classes in 20 superclasses")):
-    dataset(
-        _name,
-        f"{_content}, 32 px",
-        where="--data-dir or --download",
-        image_size=32,
-        statistics=_STATISTICS[_name],
-    )(partial(_read, _name))
+for _name, _content, _statistics in (
+    ("cifar10", "10 classes", ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))),
+    ("cifar100", "100 classes in 20 superclasses", ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))),
+):
+    _details = {"where": "--data-dir or --download", "image_size": 32, "statistics": _statistics}
+    dataset(_name, f"{_content}, 32 px", **_details)(partial(_read, _name))
 
 
 def _download(name: str, root: Path) -> None:
@@ -180,18 +167,10 @@ def _interpret(data: bytes) -> Any:
                 stack.append(memo[arg])
             case "BINSTRING" | "SHORT_BINSTRING":
                 stack.append(arg.encode("latin-1"))
-            case "NONE":
-                stack.append(None)
-            case "NEWTRUE":
-                stack.append(True)
-            case "NEWFALSE":
-                stack.append(False)
-            case "EMPTY_LIST":
-                stack.append([])
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_TUPLE":
-                stack.append(())
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
+            case "EMPTY_LIST" | "EMPTY_DICT" | "EMPTY_TUPLE":
+                stack.append({"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}[opcode.name]())
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 stack.append(tuple(take(len(stack) - int(opcode.name[-1]))))
             case "MARK":

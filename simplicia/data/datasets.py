@@ -1,17 +1,169 @@
-"""Data sets by name, or from a folder of images: ``load("cifar100", "test")``."""
+"""Data sets by name, or from a folder of images: ``load("cifar100", "test")``.
+
+A reader registers its data set next to its code:
+
+    @dataset("blobs", "round blobs, 2 classes", image_size=32)
+    def read_blobs(split: str, options: ReadOptions) -> ImageSet:
+        return ImageSet("blobs", images, labels, classes=("one", "two"))
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from simplicia.data import cifar, digits, folder, imagenet, shapes, transfer_sets  # noqa: F401  (registers them)
-from simplicia.data.image_set import REGISTRY, ImageSet, ReadOptions, resolve_data_dir
-from simplicia.data.image_set import held_out as held_out
-from simplicia.data.image_set import part as part
-from simplicia.data.image_set import split as split
+import numpy as np
+import torch
+from torch import Tensor
+
+from simplicia.data.augmentation import Triple, center_crop_squeezed
+from simplicia.data.decoding import decode_files, suitable_size
+from simplicia.data.folder import EXTENSIONS, Entry, Layout, Listing, layout, list_images
 from simplicia.errors import UserError, unknown
 
 MEMORY = "memory"  # the data set's name in a run that got its images from Python
+TEST_SHARE = 0.1  # of each class, for folders without a test split
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images in memory with their labels, classes and files, as far as they have any."""
+
+    name: str
+    images: Tensor  # (N, 3, H, W) uint8, on the CPU, contiguous
+    labels: Tensor | None = None  # (N,) int64
+    classes: tuple[str, ...] = ()  # their names; by default their numbers
+    superclass: Tensor | None = None  # (len(classes),) int64: the superclass of each class
+    superclasses: tuple[str, ...] = ()
+    aspect_ratios: Tensor | None = None  # (N,) float32: width / height before images were squeezed
+    files: tuple[str, ...] = ()  # the path of each image, relative to the folder
+    skipped: tuple[tuple[str, str], ...] = ()  # (path, reason) of files that could not be read
+    source: str = ""  # the path of the user's own folder
+    standard: bool = False  # files of the named data set, not of a folder that has the same name
+
+    def __post_init__(self) -> None:
+        shape, dtype, labels = tuple(self.images.shape), self.images.dtype, self.labels
+        if dtype != torch.uint8 or len(shape) != 4 or shape[1] != 3 or 0 in shape:
+            raise UserError(
+                f"images are {dtype} {shape}; they must be uint8 of shape (N, 3, H, W), N above 0"
+            )
+        if labels is None:
+            return
+        if tuple(labels.shape) != shape[:1]:
+            raise UserError(f"{shape[0]} images need {shape[0]} labels, not {tuple(labels.shape)}")
+        if labels.dtype.is_floating_point or labels.dtype == torch.bool:
+            raise UserError(f"labels are {labels.dtype}; they must be integers, from 0 on")
+        low, high = (int(label) for label in labels.aminmax())
+        if not self.classes and high < 2**16:
+            object.__setattr__(self, "classes", tuple(str(label) for label in range(high + 1)))
+        if low < 0 or high >= len(self.classes):
+            known = f", and there are {len(self.classes)} classes" if self.classes else ""
+            raise UserError(f"labels are from {low} to {high}; they count classes from 0 on{known}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def center_cropped(self) -> "ImageSet":
+        """The set with center crops in place of images that were squeezed to squares."""
+        if self.aspect_ratios is None:
+            return self
+        return replace(self, images=center_crop_squeezed(self.images, self.aspect_ratios), aspect_ratios=None)
+
+    def statistics(self) -> tuple[Triple, Triple]:
+        """Mean and standard deviation of each channel, in 0..1; the latter at least 1/255, to divide by."""
+        published = REGISTRY[self.name].statistics if self.name in REGISTRY else None
+        if published is not None and (self.standard or not self.files):
+            return published
+        counts = torch.zeros(3, 256, dtype=torch.int64)  # a histogram is exact, however many images
+        for chunk in self.images.split(256):
+            for channel in range(3):
+                counts[channel] += torch.bincount(chunk[:, channel].reshape(-1), minlength=256)
+        share = counts.double() / counts.sum(1, keepdim=True)
+        level = torch.arange(256, dtype=torch.float64) / 255
+        mean = share @ level
+        variance = (share * (level - mean[:, None]) ** 2).sum(1)
+        r, g, b = mean.tolist()
+        sr, sg, sb = variance.sqrt().clamp(min=1 / 255).tolist()
+        return (r, g, b), (sr, sg, sb)
+
+
+def held_out(labels: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
+    """A mask of the same `share` (from 1 up: number) of each class every time; each class keeps an image."""
+    mask = np.zeros(len(labels), dtype=bool)
+    classes, numbers = np.unique(labels, return_inverse=True)
+    for number in range(len(classes)):
+        members = np.flatnonzero(numbers == number)
+        wanted = round(share * len(members)) if share < 1 else int(share)
+        count = min(max(wanted, 1), len(members) - 1)
+        # A generator per class: the mask of one class does not depend on the others.
+        mask[np.random.Generator(np.random.PCG64(seed)).permutation(members)[:count]] = True
+    return mask
+
+
+def part(images: ImageSet, indices: Tensor) -> ImageSet:
+    """Some images of a set."""
+    return replace(
+        images,
+        images=images.images[indices],
+        labels=None if images.labels is None else images.labels[indices],
+        aspect_ratios=None if images.aspect_ratios is None else images.aspect_ratios[indices],
+        files=tuple(images.files[i] for i in indices.tolist()) if images.files else (),
+    )
+
+
+def split(images: ImageSet, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+    """Two sets: the images that remain, and the `share` of each class that ``held_out`` chooses."""
+    if images.labels is None:
+        raise UserError(f"{images.name} has no labels; holding out a share of each class needs them")
+    mask = torch.from_numpy(held_out(images.labels.numpy(), share, seed))
+    if not mask.any():
+        raise UserError(f"{images.name} has one image of each class; none can be held out for choosing")
+    return part(images, (~mask).nonzero()[:, 0]), part(images, mask.nonzero()[:, 0])
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read a data set."""
+
+    data_dir: Path | None = None  # the folder with the standard data sets
+    size: int | None = None  # the side to which image files are resized (None: chosen from the images)
+    keep_aspect: bool = False  # squeeze image files to squares and keep aspect ratios, else center-crop
+    progress: Callable[[int, int], None] | None = None  # called with (done, total) while files are read
+    download: bool = False
+
+
+Reader = Callable[[str, ReadOptions], ImageSet]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """How to read a data set that has a name, or a folder."""
+
+    read: Reader  # called with "train" or "test"
+    description: str = ""
+    where: str = "built in"  # where its files come from, for people
+    image_size: int | None = None  # the side of its images; None: they are files, decoded at any size
+    statistics: tuple[Triple, Triple] | None = None  # published mean and standard deviation
+    root: Callable[[Path | None], Path] | None = None  # the folder with its files, below data_dir
+    validation: Callable[[ReadOptions], ImageSet | None] | None = None  # its val split, if it has one
+
+
+REGISTRY: dict[str, DataSet] = {}
+
+
+def dataset(name: str, description: str, **details: Any) -> Callable[[Reader], Reader]:
+    """Register a function that reads a data set; ``details`` are further fields of `DataSet`."""
+
+    def register(read: Reader) -> Reader:
+        present = REGISTRY.get(name)
+        if present is not None and present.read.__module__ != read.__module__:
+            raise ValueError(f"data set {name!r} is taken by {present.read.__module__}; choose another name")
+        REGISTRY[name] = DataSet(read, description, **details)
+        return read
+
+    return register
 
 
 def names() -> list[str]:
@@ -24,26 +176,14 @@ def has_files(name: str) -> bool:
     return name not in REGISTRY or REGISTRY[name].image_size is None
 
 
-def identity(name: str) -> str:
-    """What distinguishes data sets: the registered name, or the absolute path of a folder."""
-    return name if name in REGISTRY else str(Path(name).expanduser().resolve())
-
-
-def root(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
-    """The folder with the image files of a data set; None if it has none, or none is there."""
-    if name not in REGISTRY:
-        path = Path(name).expanduser()
-        return path if path.is_dir() else None
-    find = REGISTRY[name].root
-    try:
-        return None if find is None else find(resolve_data_dir(data_dir))
-    except UserError:
-        return None
-
-
 def decoded_size(name: str, size: int) -> int | None:
     """The ``size`` to load a data set with, given that of a run (0: chosen from the images)."""
     return (size or None) if has_files(name) else None
+
+
+def identity(name: str) -> str:
+    """What distinguishes data sets: the registered name, or the absolute path of a folder."""
+    return name if name in REGISTRY else str(Path(name).expanduser().resolve())
 
 
 def load(
@@ -67,32 +207,39 @@ def load(
         raise unknown("split", split, ("train", "test"))
     if name == MEMORY:
         raise UserError("the run got its images from Python and did not keep them; give --data with others")
-    options = ReadOptions(resolve_data_dir(data_dir), size, keep_aspect, progress, download)
-    if name not in REGISTRY:
-        return folder.load(_folder(name), split, options)
-    registered = REGISTRY[name]
-    if registered.image_size is not None and size not in (None, registered.image_size):
+    entry = _find(name)
+    if entry.image_size is not None and size not in (None, entry.image_size):
         raise UserError(
-            f"size {size} is for folders of images; those of {name} are {registered.image_size} pixels wide"
+            f"size {size} is for folders of images; those of {name} are {entry.image_size} pixels wide"
         )
-    return registered.read(split, options)
+    return entry.read(split, ReadOptions(resolve_data_dir(data_dir), size, keep_aspect, progress, download))
 
 
 def validation(
     name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, size: int | None = None
 ) -> ImageSet | None:
     """The val images of a registered data set or of a folder; None if it has no such split."""
-    name, options = os.fspath(name), ReadOptions(resolve_data_dir(data_dir), size)
-    if name not in REGISTRY:
-        return folder.validation(_folder(name), options)
-    read = REGISTRY[name].validation
-    return None if read is None else read(options)
+    read = _find(os.fspath(name)).validation
+    return None if read is None else read(ReadOptions(resolve_data_dir(data_dir), size))
 
 
-def _folder(name: str) -> Path:
+def root(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
+    """The folder with the image files of a data set; None if it has none, or none is there."""
+    try:
+        find = _find(name).root
+        return None if find is None else find(resolve_data_dir(data_dir))
+    except UserError:
+        return None
+
+
+def _find(name: str) -> DataSet:
+    if name in REGISTRY:
+        return REGISTRY[name]
     path = Path(name).expanduser()
     if path.is_dir():
-        return path
+        return DataSet(
+            partial(load_folder, path), root=lambda _: path, validation=partial(folder_validation, path)
+        )
     if path.exists():
         raise UserError(
             f"{name!r} is a file; a data set is a folder of images or one of {', '.join(names())}"
@@ -103,3 +250,85 @@ def _folder(name: str) -> Path:
             f"{', '.join(names())}"
         )
     raise unknown("data set", name, names())
+
+
+def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path | None:
+    """``data_dir``, or the folder that the environment variable SIMPLICIA_DATA names."""
+    data_dir = data_dir or os.environ.get("SIMPLICIA_DATA")
+    return Path(data_dir).expanduser() if data_dir else None
+
+
+def require_data_dir(name: str, folder: str, data_dir: Path | None) -> Path:
+    """``data_dir``; a UserError if there is none."""
+    if data_dir is None:
+        raise UserError(f"{name} needs {folder!r} below --data-dir or SIMPLICIA_DATA; neither is given")
+    return data_dir
+
+
+def load_folder(folder: Path, split: str, options: ReadOptions, splits: Layout | None = None) -> ImageSet:
+    """The "train" or "test" images of a folder, in the splits of its ``layout``."""
+    if options.size is not None and not 8 <= options.size <= 1024:
+        raise UserError(f"size is {options.size}; images of a folder can have from 8 to 1024 pixels")
+    train, test, _ = layout(folder) if splits is None else splits
+    if not train.entries:
+        raise UserError(
+            f"there are no images to learn from in {str(folder)!r}; images are {' '.join(EXTENSIONS)}"
+        )
+    chosen = train if test is None or split == "train" else test
+    if test is None and train.labelled:
+        mask = held_out(np.array([name for _, name in train.entries]), TEST_SHARE) == (split == "test")
+        chosen = train._replace(entries=[train.entries[i] for i in np.flatnonzero(mask)])
+    elif test is None and split == "test":
+        raise UserError(f"{str(folder)!r} has neither classes nor a test folder, so it has no test images")
+    if not chosen.entries:
+        raise UserError(f"{str(folder)!r} has no class of two images or more, so none is left for {split}")
+    images = decode_listing(folder, chosen, train.entries, options, test.entries if test else [])
+    return replace(images, source=str(folder.resolve()))
+
+
+def folder_validation(folder: Path, options: ReadOptions) -> ImageSet | None:
+    """The val images of a folder; None if there are none, or if they are its test split."""
+    train, test, val = layout(folder)
+    if test is None or val is None or not (train.labelled and test.labelled):
+        return None
+    classes = {name for _, name in train.entries + test.entries}
+    for file, name in val.entries:
+        if name is None:
+            raise UserError(f"{str(file)!r} is outside of the class folders; it has no class")
+        if name not in classes:
+            raise UserError(f"{str(file)!r} has class {name!r}, which train does not have")
+    return decode_listing(folder, val, train.entries, options, test.entries)
+
+
+def read_all(path: Path, size: int) -> ImageSet:
+    """One image file, or all images below a folder, without labels or splits."""
+    if not (path.is_file() or path.is_dir()):
+        raise UserError(f"there is no folder or image {str(path)!r}")
+    listing = Listing([(path, None)], []) if path.is_file() else list_images(path)
+    if not listing.entries:
+        raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
+    return decode_listing(path.parent if path.is_file() else path, listing, [], ReadOptions(size=size))
+
+
+def decode_listing(
+    folder: Path, listing: Listing, train: list[Entry], options: ReadOptions, others: Iterable[Entry] = ()
+) -> ImageSet:
+    """Decode the files of a listing, with labels if each file has a class.
+
+    All splits get the size that suits the ``train`` images, and number the classes of these and ``others``.
+    """
+    size = options.size or suitable_size([file for file, _ in train])
+    images, report = decode_files(listing.files, size, options.keep_aspect, options.progress)
+    names = sorted({name for _, name in (*train, *others) if name is not None}) if listing.labelled else []
+    number = {name: i for i, name in enumerate(names)}
+    readable = [listing.entries[i] for i in report.readable]
+    skipped = sorted(listing.skipped + report.skipped)
+    return ImageSet(
+        name=folder.resolve().name,
+        images=torch.from_numpy(images),
+        labels=torch.tensor([number[name or ""] for _, name in readable]) if names else None,
+        classes=tuple(names),
+        aspect_ratios=torch.tensor(report.aspect_ratios) if options.keep_aspect else None,
+        files=tuple(file.relative_to(folder).as_posix() for file, _ in readable),
+        skipped=tuple((path.relative_to(folder).as_posix(), reason) for path, reason in skipped),
+    )

@@ -95,12 +95,12 @@ def _explain(error: Exception) -> tuple[str, bool]:
 
 def suitable_size(files: list[Path]) -> int:
     """The largest of `SIZES` up to the median short side of 64 images, or the smallest."""
-    from simplicia.data.image_files import open_image
+    from simplicia.data.image_files import FORMATS, Image
 
     sides: list[int] = []
     for i in np.random.Generator(np.random.PCG64(0)).permutation(len(files)):
         try:
-            with open_image(files[i]) as image:
+            with Image.open(files[i], formats=FORMATS) as image:
                 sides.append(min(image.size))
         except Exception:  # decode_files says why
             continue

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from simplicia.data.image_set import ImageSet, ReadOptions, dataset, held_out
+from simplicia.data.datasets import ImageSet, ReadOptions, dataset, held_out
 
 
 @dataset("digits", "handwritten digits, 10 classes", where="with scikit-learn", image_size=32)

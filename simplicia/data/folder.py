@@ -1,20 +1,11 @@
-"""Any folder of images as a data set: `folder/<class>/*`, `folder/train/<class>/*`, or just images.
-
-Files that cannot be read are skipped and listed; they never end the work.
-"""
+"""List the images of a folder: `folder/<class>/*`, `folder/train/<class>/*`, or just images."""
 
 import os
 import stat
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
-from simplicia.data.decoding import decode_files, digest, suitable_size
-from simplicia.data.image_set import ImageSet, ReadOptions, held_out
+from simplicia.data.decoding import digest
 from simplicia.errors import UserError
 
 EXTENSIONS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -26,14 +17,12 @@ UNSUPPORTED = (
 TRAIN_FOLDERS = ("train", "training")
 VAL_FOLDERS = ("val", "valid", "validation")
 TEST_FOLDERS = ("test", "testing", *VAL_FOLDERS)
-TEST_SHARE = 0.1
-
 
 Entry = tuple[Path, str | None]  # a file and its class folder; None for files outside of those
 
 
 class Listing(NamedTuple):
-    """The image files below a folder."""
+    """The image files below a folder. Files that cannot be read are listed, and never end the work."""
 
     entries: list[Entry]
     skipped: list[tuple[Path, str]]  # (path, reason): cannot be opened, or of an unsupported format
@@ -55,81 +44,6 @@ class Layout(NamedTuple):
     val: Listing | None = None  # if it is not the test split
 
 
-def load(folder: Path, split: str, options: ReadOptions, splits: Layout | None = None) -> ImageSet:
-    """The "train" or "test" images of a folder, in the splits of its ``layout``."""
-    if options.size is not None and not 8 <= options.size <= 1024:
-        raise UserError(f"size is {options.size}; images of a folder can have from 8 to 1024 pixels")
-    train, test, _ = layout(folder) if splits is None else splits
-    if not train.entries:
-        raise UserError(
-            f"there are no images to learn from in {str(folder)!r}; images are {' '.join(EXTENSIONS)}"
-        )
-    chosen = train if test is None or split == "train" else test
-    if test is None and train.labelled:
-        mask = held_out(np.array([name for _, name in train.entries]), TEST_SHARE) == (split == "test")
-        chosen = train._replace(entries=[train.entries[i] for i in np.flatnonzero(mask)])
-    elif test is None and split == "test":
-        raise UserError(f"{str(folder)!r} has neither classes nor a test folder, so it has no test images")
-    if not chosen.entries:
-        raise UserError(f"{str(folder)!r} has no class of two images or more, so none is left for {split}")
-    images = decode_listing(folder, chosen, train.entries, options, test.entries if test else [])
-    return replace(images, source=str(folder.resolve()))
-
-
-def validation(folder: Path, options: ReadOptions) -> ImageSet | None:
-    """The val images of a folder; None if there are none, or if they are its test split."""
-    train, test, val = layout(folder)
-    if test is None or val is None or not (train.labelled and test.labelled):
-        return None
-    classes = {name for _, name in train.entries + test.entries}
-    for file, name in val.entries:
-        if name is None:
-            raise UserError(f"{str(file)!r} is outside of the class folders; it has no class")
-        if name not in classes:
-            raise UserError(f"{str(file)!r} has class {name!r}, which train does not have")
-    return decode_listing(folder, val, train.entries, options, test.entries)
-
-
-def read_all(path: Path, size: int) -> ImageSet:
-    """One image file, or all images below a folder, without labels or splits."""
-    if path.is_file():
-        files, skipped, root = [path], [], path.parent
-    elif path.is_dir():
-        listing, root = _list(path), path
-        files, skipped = listing.files, listing.skipped
-    else:
-        raise UserError(f"there is no folder or image {str(path)!r}")
-    if not files:
-        raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
-    return decode_listing(
-        root, Listing([(file, None) for file in files], skipped), [], ReadOptions(size=size)
-    )
-
-
-def decode_listing(
-    folder: Path, listing: Listing, train: list[Entry], options: ReadOptions, others: Iterable[Entry] = ()
-) -> ImageSet:
-    """Decode the files of a listing, with labels if each file has a class.
-
-    All splits get the size that suits the ``train`` images, and number the classes of these and ``others``.
-    """
-    size = options.size or suitable_size([file for file, _ in train])
-    images, report = decode_files(listing.files, size, options.keep_aspect, options.progress)
-    names = sorted({name for _, name in (*train, *others) if name is not None}) if listing.labelled else []
-    number = {name: i for i, name in enumerate(names)}
-    readable = [listing.entries[i] for i in report.readable]
-    skipped = sorted(listing.skipped + report.skipped)
-    return ImageSet(
-        name=folder.resolve().name,
-        images=torch.from_numpy(images),
-        labels=torch.tensor([number[name or ""] for _, name in readable]) if names else None,
-        classes=tuple(names),
-        aspect_ratios=torch.tensor(report.aspect_ratios) if options.keep_aspect else None,
-        files=tuple(file.relative_to(folder).as_posix() for file, _ in readable),
-        skipped=tuple((path.relative_to(folder).as_posix(), reason) for path, reason in skipped),
-    )
-
-
 def fingerprint(folder: Path) -> str:
     """A digest that changes when files of a folder are added, changed or removed."""
     train, test, _ = layout(folder)
@@ -147,9 +61,9 @@ def layout(folder: Path, test_folders: tuple[str, ...] = TEST_FOLDERS) -> Layout
     train_name = _match(inside, TRAIN_FOLDERS)
     present = {test: name for test in test_folders if (name := _match(inside, (test,))) is not None}
     if train_name is None or (inside != {train_name} and not present):
-        return Layout(_list(folder))
-    train = _list(folder / train_name)
-    listings = {test: _list(folder / name) for test, name in present.items()}
+        return Layout(list_images(folder))
+    train = list_images(folder / train_name)
+    listings = {test: list_images(folder / name) for test, name in present.items()}
     listings = {test: listing for test, listing in listings.items() if listing.entries}
     labelled = {test: listing for test, listing in listings.items() if listing.labelled and train.labelled}
     for test, listing in (labelled or listings).items():
@@ -171,7 +85,7 @@ def _match(inside: set[str], names: tuple[str, ...]) -> str | None:
     return matches[0] if matches else None
 
 
-def _list(folder: Path) -> Listing:
+def list_images(folder: Path) -> Listing:
     """All image files below a folder, sorted by path. Links are followed to class folders only."""
     entries: list[Entry] = []
     skipped: list[tuple[Path, str]] = []

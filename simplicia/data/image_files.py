@@ -20,14 +20,9 @@ TURNS = {
 }
 
 
-def open_image(path: Path) -> Image.Image:
-    """Open an image file; only its header is read yet."""
-    return Image.open(path, formats=FORMATS)
-
-
 def decode(path: Path, size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
     """An image file as ``to_square`` gives it."""
-    with open_image(path) as image:
+    with Image.open(path, formats=FORMATS) as image:
         # JPEG decoders can skip the finest detail; twice the size leaves enough to resize well.
         scale = 2 * size / min(image.size)
         image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
@@ -42,7 +37,10 @@ def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels are too many")
     image.load()
-    orientation = _orientation(image)  # after loading, which turns some formats upright by itself
+    try:
+        orientation = image.getexif().get(0x0112, 1)  # after loading, which turns some formats upright
+    except Exception:  # an image with broken EXIF data is still readable
+        orientation = 1
     aspect_ratio = image.width / image.height
     if image.mode == "F" or image.mode.startswith("I"):
         image = _to_rgb(image)  # before cropping: the range of values is that of all pixels
@@ -56,13 +54,6 @@ def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple
         return np.asarray(square), aspect_ratio
     upright = np.asarray(square.transpose(TURNS[orientation]))
     return upright, 1 / aspect_ratio if orientation >= 5 else aspect_ratio
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return image.getexif().get(0x0112, 1)
-    except Exception:  # an image with broken EXIF data is still readable
-        return 1
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

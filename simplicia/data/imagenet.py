@@ -8,8 +8,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from simplicia.data import folder
-from simplicia.data.image_set import ImageSet, ReadOptions, dataset, require_data_dir, resolve_data_dir
+from simplicia.data import datasets
+from simplicia.data.datasets import ImageSet, ReadOptions, resolve_data_dir
+from simplicia.data.folder import VAL_FOLDERS, layout
 from simplicia.errors import UserError
 
 # their folders below the data folder, which may be the set's own
@@ -29,7 +30,7 @@ OTHERS = {
 def root(name: str, data_dir: Path | None) -> Path:
     """The folder that contains train and val."""
     candidates = FOLDERS[name]
-    base = require_data_dir(name, candidates[0], data_dir)
+    base = datasets.require_data_dir(name, candidates[0], data_dir)
     for candidate in candidates:
         if (base / candidate / "train").is_dir():
             return base / candidate
@@ -42,10 +43,10 @@ def root(name: str, data_dir: Path | None) -> Path:
 def _read(name: str, split: str, options: ReadOptions) -> ImageSet:
     """The train images, or for "test" those of val."""
     path = root(name, options.data_dir)
-    splits = folder.layout(path, folder.VAL_FOLDERS)
+    splits = layout(path, VAL_FOLDERS)
     if splits.test is None:
         raise UserError(f"{name} needs the folder {str(path / 'val')!r} next to train; none has images")
-    images = folder.load(path, split, options, splits)
+    images = datasets.load_folder(path, split, options, splits)
     if images.labels is None:
         class_folder = path / ("train" if split == "train" else "val") / "<class>"
         raise UserError(f"{name} needs a folder for each class, {str(class_folder)!r}; images lie outside")
@@ -53,7 +54,7 @@ def _read(name: str, split: str, options: ReadOptions) -> ImageSet:
 
 
 for _name, _content in (("imagenet", "1000 classes"), ("imagenette", "ten classes of ImageNet")):
-    dataset(
+    datasets.dataset(
         _name,
         f"{_content}, {{train,val}}/<class>/*",
         where=f"{FOLDERS[_name][0]} below --data-dir",

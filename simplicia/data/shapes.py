@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from simplicia.data.image_set import ImageSet, ReadOptions, dataset
-from simplicia.errors import unknown
+from simplicia.data.datasets import ImageSet, dataset
 
 Array = np.ndarray
 Number = Array | float
@@ -20,16 +19,9 @@ SIDE = 32
 COUNTS = {"train": 5000, "test": 1000}
 
 
-@dataset("shapes", "figures in 5 superclasses, drawn from a seed, 32 px", image_size=SIDE)
-def read(split: str, options: ReadOptions) -> ImageSet:
-    return shapes(split)
-
-
 @functools.cache
 def shapes(split: str) -> ImageSet:
     """5,000 images for "train", 1,000 for "test", shuffled, with balanced classes."""
-    if split not in COUNTS:
-        raise unknown("split", split, COUNTS)
     count = COUNTS[split]
     random = np.random.Generator(np.random.PCG64([0, list(COUNTS).index(split)]))
     labels = random.permutation(np.arange(count) % len(_FIGURES))
@@ -66,7 +58,8 @@ def _draw(figure: Callable[..., Array], n: int, random: np.random.Generator) -> 
     for _ in range(3):  # distractors: small discs and short lines, some of them invisible
         u, v = _local(x, y, uniform(0, SIDE), uniform(0, SIDE), uniform(0, 2 * np.pi), 1.0)
         length = uniform(0, 6) * (uniform(0, 1) < 0.5)
-        stroke = _segment(u, v, -length / 2, 0, length / 2, 0) - uniform(0.3, 1.2)
+        nearest = np.clip((u + length / 2) * length / np.maximum(length**2, 1e-9), 0, 1) * length
+        stroke = np.hypot(u + length / 2 - nearest, v) - uniform(0.3, 1.2)
         shade, visible = uniform(0.1, 0.9), uniform(0, 1) < 0.7
         image = image + (shade - image) * (np.clip(0.5 - stroke, 0, 1) * visible)
 
@@ -93,15 +86,21 @@ def _local(x: Array, y: Array, cx: Array, cy: Array, angle: Array, size: Number)
 # A figure is a signed distance function of those coordinates, negative inside.
 
 
-def _segment(u: Array, v: Array, ax: Number, ay: Number, bx: Number, by: Number) -> Array:
-    """The distance to the line from a to b."""
-    dx, dy = bx - ax, by - ay
-    along = np.clip(((u - ax) * dx + (v - ay) * dy) / np.maximum(dx * dx + dy * dy, 1e-9), 0, 1)
-    return np.hypot(u - ax - along * dx, v - ay - along * dy)
-
-
 def _box(u: Array, v: Array, width: Number, height: Number) -> Array:
     return np.maximum(abs(u) - width, abs(v) - height)
+
+
+def _disc(u: Array, v: Array, x: Number, radius: Number) -> Array:
+    """A disc around (x, 0)."""
+    return np.hypot(u - x, v) - radius
+
+
+def _lens(u: Array, v: Array, offset: Array) -> Array:
+    return np.hypot(u, abs(v) + offset) - np.hypot(1.05, offset)
+
+
+def _wedge(u: Array, v: Array) -> Array:
+    return 0.45 * (u - 1.1) + 0.9 * abs(v)
 
 
 def _fold(u: Array, v: Array, parts: int) -> tuple[Array, Array]:
@@ -111,48 +110,17 @@ def _fold(u: Array, v: Array, parts: int) -> tuple[Array, Array]:
     return radius * np.cos(angle), radius * np.sin(angle)
 
 
-def _disc(u: Array, v: Array, x: Number, radius: Number) -> Array:
-    """A disc around (x, 0)."""
-    return np.hypot(u - x, v) - radius
-
-
-def _wedge(u: Array, v: Array) -> Array:
-    return 0.45 * (u - 1.1) + 0.9 * abs(v)
-
-
-def _lens(u: Array, v: Array, offset: Array) -> Array:
-    return np.hypot(u, abs(v) + offset) - np.hypot(1.05, offset)
-
-
-def _zigzag(u: Array, v: Array, width: Array) -> Array:
-    teeth = abs(np.mod(u + 0.3, 1.2) - 0.6) / 0.6 * 2 * 0.45 - 0.45
-    return np.maximum(abs(v - teeth) * 0.55 - width, abs(u) - 1.2)
-
-
-# Patterns fill a large disc; their pitch varies.
-
-
-def _patch(u: Array, v: Array, pattern: Array) -> Array:
+def _pattern(kind: str, u: Array, v: Array, pitch: Array, uniform: Callable[..., Array]) -> Array:
+    """A large disc filled with a pattern, which repeats after each pitch from a random origin."""
+    axes = {"stripes": [u], "circles": [np.hypot(u, v)]}.get(kind, [u, v])
+    tiles = [np.mod(w + uniform(0, 1), pitch) - pitch / 2 for w in axes]
+    bands = [abs(w) - pitch / 4 for w in tiles]
+    pattern = bands[0]
+    if kind == "checks":
+        pattern = np.maximum(np.minimum(*bands), -np.maximum(*bands))
+    elif kind == "dots":
+        pattern = np.hypot(*tiles) - 0.33 * pitch
     return np.maximum(pattern, _disc(u, v, 0, 1.35))
-
-
-def _repeat(w: Array, pitch: Array, uniform: Callable[..., Array]) -> Array:
-    """A coordinate that starts again after each pitch, from a random origin."""
-    return np.mod(w + uniform(0, 1), pitch) - pitch / 2
-
-
-def _bands(w: Array, pitch: Array, uniform: Callable[..., Array]) -> Array:
-    return abs(_repeat(w, pitch, uniform)) - pitch / 4
-
-
-def _checks(u: Array, v: Array, pitch: Array, uniform: Callable[..., Array]) -> Array:
-    a, b = (_bands(w, pitch, uniform) for w in (u, v))
-    return np.maximum(np.minimum(a, b), -np.maximum(a, b))
-
-
-def _dots(u: Array, v: Array, pitch: Array, uniform: Callable[..., Array]) -> Array:
-    a, b = (_repeat(w, pitch, uniform) for w in (u, v))
-    return np.hypot(a, b) - 0.33 * pitch
 
 
 SUPERCLASSES: dict[str, dict[str, Callable[..., Array]]] = {
@@ -173,14 +141,16 @@ SUPERCLASSES: dict[str, dict[str, Callable[..., Array]]] = {
     "strokes": {
         "cross": lambda u, v, uniform: _box(*_fold(u, v, 4), 1.0, uniform(0.12, 0.2)),
         "tripod": lambda u, v, uniform: _box(*_fold(u, v, 3), 1.0, uniform(0.12, 0.2)),
-        "zigzag": lambda u, v, uniform: _zigzag(u, v, uniform(0.11, 0.16)),
+        "zigzag": lambda u, v, uniform: _box(
+            u, 0.55 * (v - (abs(np.mod(u + 0.3, 1.2) - 0.6) / 0.6 * 0.9 - 0.45)), 1.2, uniform(0.11, 0.16)
+        ),
         "frame": lambda u, v, uniform: abs(_box(u, v, 0.7, 0.7)) - uniform(0.11, 0.16),
     },
     "patterns": {
-        "stripes": lambda u, v, uniform: _patch(u, v, _bands(u, uniform(0.4, 0.6), uniform)),
-        "checks": lambda u, v, uniform: _patch(u, v, _checks(u, v, uniform(0.8, 1.1), uniform)),
-        "dots": lambda u, v, uniform: _patch(u, v, _dots(u, v, uniform(0.55, 0.75), uniform)),
-        "circles": lambda u, v, uniform: _patch(u, v, _bands(np.hypot(u, v), uniform(0.45, 0.6), uniform)),
+        "stripes": lambda u, v, uniform: _pattern("stripes", u, v, uniform(0.4, 0.6), uniform),
+        "checks": lambda u, v, uniform: _pattern("checks", u, v, uniform(0.8, 1.1), uniform),
+        "dots": lambda u, v, uniform: _pattern("dots", u, v, uniform(0.55, 0.75), uniform),
+        "circles": lambda u, v, uniform: _pattern("circles", u, v, uniform(0.45, 0.6), uniform),
     },
     "groups": {
         "pair": lambda u, v, uniform: _disc(abs(u), v, 0.65, uniform(0.38, 0.48)),
@@ -192,3 +162,7 @@ SUPERCLASSES: dict[str, dict[str, Callable[..., Array]]] = {
     },
 }
 _FIGURES = {name: figure for group in SUPERCLASSES.values() for name, figure in group.items()}
+
+dataset("shapes", "figures in 5 superclasses, drawn from a seed, 32 px", image_size=SIDE)(
+    lambda split, options: shapes(split)
+)

@@ -7,14 +7,16 @@ class folders, ``<set>/{train,val,test}/<class>/*``. Food, SUN and Pets have no 
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from simplicia.data import folder
-from simplicia.data.image_set import ImageSet, ReadOptions, dataset, require_data_dir
+from simplicia.data import datasets
+from simplicia.data.datasets import ReadOptions
+from simplicia.data.folder import Entry, Listing
 from simplicia.errors import UserError
 
-Entries = list[folder.Entry]
-ListFiles = Callable[[Path, str], Entries]  # the entries of a split, by the authors' lists below a folder
+ListFiles = Callable[[Path, str], list[Entry]]  # the files of a split, by the authors' lists below a folder
 
 
 def _listed_dataset(
@@ -23,7 +25,7 @@ def _listed_dataset(
     """Register a data set by the function that reads its lists; ``marker`` is one of the list files."""
 
     def root(data_dir: Path | None) -> Path:
-        path = require_data_dir(name, folder_name, data_dir) / folder_name
+        path = datasets.require_data_dir(name, folder_name, data_dir) / folder_name
         if not path.is_dir():
             raise UserError(
                 f"{name} needs the folder {str(path)!r}, as torchvision unpacks it or with train/<class>/*"
@@ -31,44 +33,29 @@ def _listed_dataset(
         return path
 
     def register(list_files: ListFiles) -> ListFiles:
-        def entries(path: Path, split: str) -> Entries:
-            return _check_entries(name, list_files, path, split, marker)
-
-        def read(split: str, options: ReadOptions) -> ImageSet:
+        def read(split: str, options: ReadOptions) -> Any:  # an ImageSet; None if there is no val split
             path = root(options.data_dir)
-            if _has_class_folders(path):
-                images = folder.load(path, split, options)
+            class_folders = (path / "train").is_dir() and (path / "test").is_dir()
+            if class_folders and split == "val":
+                images = datasets.folder_validation(path, options)
+            elif class_folders:
+                images = datasets.load_folder(path, split, options)
+            elif split == "val" and not has_val:
+                images = None
             else:
-                images = _read_entries(path, entries(path, split), entries(path, "train"), options)
-            return replace(images, name=name, source="")
-
-        def validation(options: ReadOptions) -> ImageSet | None:
-            path = root(options.data_dir)
-            if _has_class_folders(path):
-                images = folder.validation(path, options)
-            elif has_val:
-                images = _read_entries(path, entries(path, "val"), entries(path, "train"), options)
-            else:
-                return None
-            return None if images is None else replace(images, name=name)
+                # Sizes and class numbers are those of the training images in every split.
+                entries, train = (_check_entries(name, list_files, path, s, marker) for s in (split, "train"))
+                images = datasets.decode_listing(path, Listing(entries, []), train, options, entries)
+            return None if images is None else replace(images, name=name, source="")
 
         where = f"{folder_name} below --data-dir"
-        dataset(name, description, where=where, root=root, validation=validation)(read)
+        datasets.dataset(name, description, where=where, root=root, validation=partial(read, "val"))(read)
         return list_files
 
     return register
 
 
-def _has_class_folders(path: Path) -> bool:
-    return (path / "train").is_dir() and (path / "test").is_dir()
-
-
-def _read_entries(path: Path, entries: Entries, train: Entries, options: ReadOptions) -> ImageSet:
-    """Decode listed files; sizes and class numbers are those of the training images in every split."""
-    return folder.decode_listing(path, folder.Listing(entries, []), train, options, entries)
-
-
-def _check_entries(name: str, list_files: ListFiles, root: Path, split: str, marker: str) -> Entries:
+def _check_entries(name: str, list_files: ListFiles, root: Path, split: str, marker: str) -> list[Entry]:
     try:
         entries = list_files(root, split)
     except Exception as error:  # a broken or hostile list may fail in any way
@@ -87,7 +74,7 @@ def _check_entries(name: str, list_files: ListFiles, root: Path, split: str, mar
 
 
 @_listed_dataset("food101", "101 classes", "food-101", "meta/train.json")
-def _food(root: Path, split: str) -> Entries:
+def _food(root: Path, split: str) -> list[Entry]:
     """images/<class>/<id>.jpg; meta/train.json and test.json map classes to "<class>/<id>"."""
     content = json.loads(_text(root / f"meta/{split}.json"))
     return [(root / f"images/{entry}.jpg", name) for name, entries in content.items() for entry in entries]
@@ -96,7 +83,7 @@ def _food(root: Path, split: str) -> Entries:
 @_listed_dataset(
     "sun397", "scenes, 397 classes, with Training_01.txt and Testing_01.txt", "SUN397", "Training_01.txt"
 )
-def _sun(root: Path, split: str) -> Entries:
+def _sun(root: Path, split: str) -> list[Entry]:
     """<letter>/<class>/*.jpg; the first of ten partitions, one line "/<letter>/<class>/x.jpg" per file."""
     list_name = {"train": "Training_01.txt", "test": "Testing_01.txt"}[split]
     partitions = root / "Partitions" if (root / "Partitions" / list_name).is_file() else root
@@ -107,7 +94,7 @@ def _sun(root: Path, split: str) -> Entries:
 
 
 @_listed_dataset("dtd", "textures, 47 classes", "dtd", "labels/train1.txt", has_val=True)
-def _dtd(root: Path, split: str) -> Entries:
+def _dtd(root: Path, split: str) -> list[Entry]:
     """images/<class>/*.jpg, in a second folder dtd; the first of ten lists, labels/<split>1.txt."""
     root = root / "dtd" if (root / "dtd").is_dir() else root
     entries = _text(root / f"labels/{split}1.txt").split()
@@ -115,7 +102,7 @@ def _dtd(root: Path, split: str) -> Entries:
 
 
 @_listed_dataset("flowers102", "102 classes", "flowers-102", "setid.mat", has_val=True)
-def _flowers(root: Path, split: str) -> Entries:
+def _flowers(root: Path, split: str) -> list[Entry]:
     """jpg/image_<number>.jpg; imagelabels.mat has their classes from 1, setid.mat the numbers of a split."""
     from scipy.io import loadmat
 
@@ -126,7 +113,7 @@ def _flowers(root: Path, split: str) -> Entries:
 
 
 @_listed_dataset("pets", "37 breeds of cats and dogs", "oxford-iiit-pet", "annotations/trainval.txt")
-def _pets(root: Path, split: str) -> Entries:
+def _pets(root: Path, split: str) -> list[Entry]:
     """images/<breed>_<number>.jpg; annotations/trainval.txt, test.txt: a name and three numbers a line."""
     list_name = {"train": "trainval.txt", "test": "test.txt"}[split]
     lines = _text(root / "annotations" / list_name).splitlines()

@@ -18,8 +18,11 @@ def obstacle(method: Method, device: torch.device) -> str | None:
     name = type(method).__name__
     if device.type != "cuda":
         return f"the device is {device.type}, not a GPU"
-    if kind := _mixes_views(method):
-        return f"the encoder's {kind} cannot tell the two views of a batch apart"
+    for norm in _batch_norms(method):
+        # many timm models have other ones, which include an activation
+        replaceable = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d) and norm.affine
+        if not (replaceable and norm.track_running_stats and norm.momentum is not None):
+            return f"the encoder's {type(norm).__name__} cannot tell the two views of a batch apart"
     for child_name, child in method.named_children():
         if type(child) not in (Network, nn.Sequential) and _batch_norms(child):
             return f"{name}.{child_name} is neither a Network nor an nn.Sequential and has a BatchNorm"
@@ -33,15 +36,3 @@ def obstacle(method: Method, device: torch.device) -> str | None:
 
 def _batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     return [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-
-
-def _mixes_views(module: nn.Module) -> str | None:
-    """The class of a BatchNorm that cannot be replaced by one with statistics per view, if there is one.
-
-    Many timm models have such: their BatchNorm includes an activation.
-    """
-    for norm in _batch_norms(module):
-        tracks = norm.affine and norm.track_running_stats and norm.momentum is not None
-        if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d) or not tracks:
-            return type(norm).__name__
-    return None

@@ -25,21 +25,14 @@ def join_views(method: Method) -> None:
 
 
 class JointNetwork(Adapted, Network):
-    """A network that takes both views in one batch.
-
-    ``use_features`` sets the encoder's output beforehand: the step runs the encoders itself.
-    """
+    """A network that takes both views in one batch."""
 
     def __init__(self, network: Network):
         super().__init__(network)
-        self.encoded: Tensor | None = None
+        self.encoded: Tensor | None = None  # the encoder's output, while a step runs the encoders itself
         sem = network.bottleneck
         if network.offset and type(sem) is SimplicialEmbedding and isinstance(sem.norm, FusedBatchNorm1d):
             self.bottleneck = FusedSimplicialEmbedding(sem)
-
-    def use_features(self, features: Tensor | None) -> None:
-        """The encoder's output for both views, to be used until it is None again."""
-        self.encoded = features
 
     def apply_jointly(self, inputs: list[Tensor], *temperatures: Temperature | None) -> list[Branch]:
         features = self.encoder(torch.cat(inputs)) if self.encoded is None else self.encoded

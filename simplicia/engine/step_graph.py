@@ -145,18 +145,18 @@ class StepGraph:
 
     def apply_heads(self, features: Tensor, target_features: Tensor | None) -> Output:
         """The method after its encoders, from their outputs for both views."""
-        self.online.use_features(features)
+        self.online.encoded = features
         if self.target is not None:
-            self.target.use_features(target_features)
+            self.target.encoded = target_features
         with torch.autocast(self.device.type, torch.bfloat16):
             output = self.method(list(features.chunk(2)))
-        self.online.use_features(None)
+        self.online.encoded = None
         if self.target is not None:
-            self.target.use_features(None)
+            self.target.encoded = None
         return output
 
     def _step(self, update: bool = True, alone: bool = False) -> Output:
-        """One step, its work on two streams, or ``alone`` on one; without ``update`` only the gradients."""
+        """One step, its work on two streams, or ``alone`` on one; without ``update`` weights stay."""
         self._forget_gradients()
         images = self._augment(self.rows)
         target_features = None
@@ -169,21 +169,17 @@ class StepGraph:
         features = encoded.detach().requires_grad_()
         output = self._apply_heads(features, target_features)
         output.loss.backward()
-        if not update:
-            encoded.backward(features.grad)
-            return output
-        with self.runner.aside(alone):
-            self._update(self.head_updates)
+        if update:
+            with self.runner.aside(alone):
+                self._update(self.head_updates)
         encoded.backward(features.grad)
-        self._update(self.encoder_updates)
-        self.runner.join()
-        self.method.after_micro_batch()  # the fused update has moved the target
-        self._learn(output)
-        return output
-
-    def _learn(self, output: Output) -> None:
+        if update:
+            self._update(self.encoder_updates)
+            self.runner.join()
+            self.method.after_micro_batch()  # the fused update has moved the target
         if self.probe is not None:
             self.probe.learn(output, self.indices)
+        return output
 
     def _update(self, updates: list[FusedUpdate]) -> None:
         for update in updates:
@@ -197,7 +193,7 @@ class StepGraph:
     def _warm_up(self) -> None:
         for i in range(3):
             # first on one stream: convolutions are timed and chosen meanwhile
-            self._learn(self._step(update=False, alone=i == 0))
+            self._step(update=False, alone=i == 0)
         for update in self._updates():
             update.find_gradients()
             update.rehearse()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simplicia.data import datasets, folder
+from simplicia.data import datasets
 from simplicia.errors import UserError
 from simplicia.evaluate.features import smallest_integer
 from simplicia.files import atomic_write
@@ -67,7 +67,7 @@ def _read(
     """Images, arrays that describe each of them, and the skipped files."""
     name, size = str(images), run.recipe.actual_decode_size
     if name not in datasets.names() or Path(name).exists():
-        batch = folder.read_all(Path(images), size)
+        batch = datasets.read_all(Path(images), size)
         return batch.images, {"files": np.array(batch.files)}, list(batch.skipped)
     place, decoded = data_dir or run.recipe.data_dir, datasets.decoded_size(name, size)
     sets = [datasets.load(name, split, place, size=decoded) for split in ("train", "test")]

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simplicia.data import datasets, folder
+from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import corruptions, transfer
@@ -158,7 +158,7 @@ class OtherSet:
 
     def _read(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         names = self._class_folders(path)
-        images = folder.read_all(path, self.size)
+        images = datasets.read_all(path, self.size)
         report_skipped(str(path), images.skipped)
         self.skipped += len(images.skipped)
         index = {name: i for i, name in enumerate(self.classes)}

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.data.datasets import ImageSet, part
-from simplicia.data.image_ops import center_crop, eval_view
 from simplicia.distributed import average
 from simplicia.methods import Method, Output
 from simplicia.neighbours import vote

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from simplicia.data import folder
+from simplicia.data import datasets, folder
 from simplicia.data.datasets import load, validation
 from simplicia.errors import UserError
 
@@ -134,7 +134,7 @@ def test_run_directories_are_ignored_and_unsupported_formats_reported(tmp_path, 
     assert test is None and {name for _, name in listing.entries} == {"a", "b"} and len(listing.files) == 4
     assert [(path.name, why.split()[0]) for path, why in listing.skipped] == [("5.HEIC", ".heic")]
     monkeypatch.chdir(tmp_path)
-    assert sorted(folder.read_all(Path("."), 8).files) == ["a/1.png", "a/2.jfif", "b/3.jpg", "b/4.png"]
+    assert sorted(datasets.read_all(Path("."), 8).files) == ["a/1.png", "a/2.jfif", "b/3.jpg", "b/4.png"]
 
 
 def test_a_folder_of_links_only(tmp_path):

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from simplicia.data.shapes import SUPERCLASSES, shapes
-from simplicia.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +57,3 @@ def test_every_figure_is_visible_in_greyscale():
             share = changed.mean((1, 2))
             assert share.mean() > 0.05, name
             assert share.mean() < 0.6, name
-
-
-def test_an_unknown_split_raises():
-    with pytest.raises(UserError, match="unknown split 'val'"):
-        shapes("val")

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from simplicia import bottlenecks, devices, methods
-from simplicia.data.augmentation import Views
+from simplicia.data.augmentation import Views, normalise
 from simplicia.data.datasets import ImageSet
-from simplicia.data.image_ops import normalise
 from simplicia.data.loaders import DeviceLoader, HostLoader
 from simplicia.encoders import create as create_encoder
 from simplicia.engine import copies, obstacle

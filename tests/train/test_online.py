@@ -83,7 +83,7 @@ def test_accuracies_are_named_online_with_their_temperature():
 
 
 def probe_view(probe):
-    from simplicia.data.image_ops import eval_view
+    from simplicia.data.augmentation import eval_view
 
     return eval_view(SETS[1].images, 32, *probe.statistics)
 
