@@ -3,6 +3,7 @@
 import glob
 import os
 import platform
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,10 +15,15 @@ from simplicia.errors import UserError
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` if the block succeeds and is removed if it fails.
 
-    An OSError without a file name, such as that of a full disk, gets ``path`` as its file name.
+    Its name cannot be guessed, so no link can be planted there. Temporary files for ``path`` that killed
+    processes left are removed. An OSError without a file name, such as that of a full disk, gets ``path``.
     """
-    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.writing")
+    prefix = f".{path.name[:100]}.{platform.node()[:40]}."
+    temporary = path.with_name(f"{prefix}{os.getpid()}.{secrets.token_hex(8)}.writing")
     try:
+        _remove_leftovers(path.parent, prefix)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        os.close(os.open(temporary, flags, 0o666))
         yield temporary
         temporary.replace(path)
     except OSError as error:
@@ -45,13 +51,13 @@ def write_file(path: Path, content: bytes, what: str) -> Path:
     return path
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove temporary files for ``path`` that killed processes of this machine left behind."""
+def _remove_leftovers(folder: Path, prefix: str) -> None:
+    """Remove temporary files whose process, of this machine, is no longer alive."""
     if os.name != "posix":  # on Windows, os.kill would end a process
         return
-    for leftover in path.parent.glob(glob.escape(f".{path.name}.{platform.node()}.") + "*.writing"):
+    for leftover in folder.glob(f"{glob.escape(prefix)}*.writing"):
         with suppress(OSError, ValueError, OverflowError):  # alive, or no number
             try:
-                os.kill(int(leftover.stem.rpartition(".")[2]), 0)
+                os.kill(int(leftover.name.removeprefix(prefix).split(".")[0]), 0)
             except ProcessLookupError:
                 leftover.unlink()

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from simplicia.errors import UserError
-from simplicia.files import atomic_write, remove_leftovers
+from simplicia.files import atomic_write
 
 VERSION = 3  # of the decoder: another version never reads this one's cache
 SIZES = (32, 64, 96, 128, 224)
@@ -144,7 +144,6 @@ def _cached(
         return cached
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(pixels)
         _check_disk(cache, shape)
         with atomic_write(pixels) as temporary:
             images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)

@@ -1,5 +1,8 @@
 """Decode one image file of any kind to a square of RGB pixels: upright, any bit depth, never clipped."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +23,33 @@ TURNS = {
 }
 
 
+_decoding = 0  # pixels that threads decode now
+_finished = threading.Condition()
+
+
 def decode(path: Path, size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
     """An image file as ``to_square`` gives it."""
     with Image.open(path, formats=FORMATS) as image:
         # JPEG decoders can skip the finest detail; twice the size leaves enough to resize well.
         scale = 2 * size / min(image.size)
         image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
-        return to_square(image, size, keep_aspect)
+        with _in_flight(image.width * image.height):
+            return to_square(image, size, keep_aspect)
+
+
+@contextmanager
+def _in_flight(pixels: int) -> Iterator[None]:
+    """Wait until all images that threads decode have at most ``MOST_PIXELS``; a larger one is alone."""
+    global _decoding
+    with _finished:
+        _finished.wait_for(lambda: _decoding == 0 or _decoding + pixels <= MOST_PIXELS)
+        _decoding += pixels
+    try:
+        yield
+    finally:
+        with _finished:
+            _decoding -= pixels
+            _finished.notify_all()
 
 
 def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
@@ -49,7 +72,9 @@ def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple
         short = min(image.size)
         left, top = (image.width - short) // 2, (image.height - short) // 2
         image = image.crop((left, top, left + short, top + short))
-    square = _to_rgb(image).resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)
+    if image.mode != "L":  # three equal channels would take four times the memory
+        image = _to_rgb(image)
+    square = image.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0).convert("RGB")
     if orientation not in TURNS:
         return np.asarray(square), aspect_ratio
     upright = np.asarray(square.transpose(TURNS[orientation]))
@@ -58,9 +83,9 @@ def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
-        return _grey(np.asarray(image), tops=(1, 255))
+        return _scale(np.asarray(image), tops=(1, 255))
     if image.mode.startswith("I"):
-        return _grey(np.asarray(image), tops=(255, 4095, 65535))  # 8, 12 and 16 bits
+        return _scale(np.asarray(image), tops=(255, 4095, 65535))  # 8, 12 and 16 bits
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
@@ -68,15 +93,21 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _grey(values: np.ndarray, tops: tuple[int, ...]) -> Image.Image:
-    """16-bit, 32-bit or floating-point values, scaled from 0 to the first of `tops` that none exceeds.
+def _scale(values: np.ndarray, tops: tuple[int, ...]) -> Image.Image:
+    """16-bit, 32-bit or floating-point values as 8-bit grey, scaled from 0 to the first sufficient of `tops`.
 
     Without such a top, the range is from the lowest to the highest value: nothing is ever clipped.
     """
-    values = np.nan_to_num(values.astype(np.float64), posinf=0, neginf=0)
-    low, high = float(values.min()), float(values.max())
+    rows = max(1, 2**20 // values.shape[1])  # at a time: all pixels in float64 take gigabytes
+
+    def blocks() -> Iterator[np.ndarray]:
+        for i in range(0, len(values), rows):
+            yield np.nan_to_num(values[i : i + rows].astype(np.float64), posinf=0, neginf=0)
+
+    low = min(float(block.min()) for block in blocks())
+    high = max(float(block.max()) for block in blocks())
     top = next((top for top in tops if low >= 0 and high <= top), None)
     if top is not None:
         low, high = 0, top
-    levels = np.round((values - low) * (255 / ((high - low) or 1)))  # constant images become black
-    return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
+    scale = 255 / ((high - low) or 1)  # constant images become black
+    return Image.fromarray(np.concatenate([np.round((b - low) * scale).astype(np.uint8) for b in blocks()]))

@@ -226,18 +226,25 @@ class Log:
         self.sinks = [_sink(logger, path.parent, name) for logger in loggers]
 
     def write(self, step: int, **values: Any) -> None:
-        try:
+        with self._naming_the_file():
             self.file.write(json.dumps({"step": step, **values}) + "\n")
-        except OSError as error:
-            error.filename = str(self.path)  # the error of a full disk names no file
-            raise
         for write, _ in self.sinks:
             write(step, {k: v for k, v in values.items() if isinstance(v, int | float)})
 
     def close(self) -> None:
-        self.file.close()
+        with self._naming_the_file():
+            self.file.close()
         for _, close in self.sinks:
             close()
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        """The error of a full disk names no file."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

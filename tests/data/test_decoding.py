@@ -152,9 +152,9 @@ def test_leftovers_of_killed_processes_are_removed(photos, cache):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     host = platform.node()
-    theirs = cache / f".{pixels.name}.{host}.{ended.pid}.writing"
-    running = cache / f".{pixels.name}.{host}.{os.getppid()}.writing"
-    elsewhere = cache / f".{pixels.name}.another-{host}.{ended.pid}.writing"
+    theirs = cache / f".{pixels.name}.{host}.{ended.pid}.0a.writing"
+    running = cache / f".{pixels.name}.{host}.{os.getppid()}.0a.writing"
+    elsewhere = cache / f".{pixels.name}.another-{host}.{ended.pid}.0a.writing"
     for path in (theirs, running, elsewhere):
         path.write_bytes(b"half")
     pixels.unlink()

@@ -1,5 +1,10 @@
 """Image files of every kind become upright RGB squares."""
 
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -120,3 +125,37 @@ def test_16_bit_images_are_scaled_before_cropping(tmp_path):
     cropped, aspect_ratio = image_files.decode(tmp_path / "a.png", 8)
     squeezed, _ = image_files.decode(tmp_path / "a.png", 8, keep_aspect=True)
     assert aspect_ratio == 2 and int(cropped[4, 4, 0]) == int(squeezed[4, 4, 0])
+
+
+def test_a_large_16_bit_image_is_decoded_in_little_memory(tmp_path):
+    """The file has 0.2 MB and its pixels 0.13 GiB; scaled in float64 at once they would take 1.5 GiB."""
+    Image.fromarray(np.full((8300, 8300), 700, dtype=np.uint16)).save(tmp_path / "a.png")
+    code = f"""
+import resource
+from pathlib import Path
+from simplicia.data import image_files
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+assert (image_files.decode(Path({str(tmp_path / "a.png")!r}), 32)[0] == 44).all()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 0.8  # GiB
+
+
+def test_threads_decode_a_bounded_number_of_pixels_together(tmp_path, monkeypatch):
+    paths = [picture(tmp_path / f"{i}.png", (7, 7, 7), size=(40, 30)) for i in range(8)]
+    monkeypatch.setattr(image_files, "MOST_PIXELS", 2500)  # two images
+    decoding, most, real = [], [], image_files.to_square
+
+    def slowly(image, *arguments):
+        decoding.append(image.width * image.height)
+        most.append(sum(decoding))
+        time.sleep(0.02)
+        result = real(image, *arguments)
+        decoding.pop()
+        return result
+
+    monkeypatch.setattr(image_files, "to_square", slowly)
+    with ThreadPoolExecutor(8) as threads:
+        images = list(threads.map(lambda path: image_files.decode(path, 8), paths))
+    assert len(images) == 8 and max(most) == 2400

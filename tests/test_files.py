@@ -1,0 +1,66 @@
+"""Atomic writes: complete or not there, and never through a planted link."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from simplicia import files
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), files.atomic_write(path) as temporary:
+        temporary.write_text("new")
+        raise ZeroDivisionError
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_names_of_temporary_files_differ_and_a_link_is_not_followed(tmp_path, monkeypatch):
+    path, victim = tmp_path / "a.json", tmp_path / "victim"
+    names = []
+    for _ in range(2):
+        with files.atomic_write(path) as temporary:
+            names.append(temporary.name)
+            temporary.write_text("new")
+    assert names[0] != names[1] and path.read_text() == "new"
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "guessed")
+    with files.atomic_write(path) as temporary:
+        temporary.write_text("newer")
+    temporary.symlink_to(victim)
+    with pytest.raises(FileExistsError), files.atomic_write(path) as temporary:
+        temporary.write_text("through the link")
+    assert not victim.exists() and path.read_text() == "newer"
+
+
+def test_files_have_the_permissions_that_the_umask_leaves(tmp_path):
+    before = os.umask(0o027)
+    try:
+        files.write_file(tmp_path / "a", b"x", "a")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+def test_leftovers_of_killed_processes_are_removed_by_the_next_write(tmp_path):
+    code = """
+import os, sys
+from pathlib import Path
+from simplicia.files import atomic_write
+with atomic_write(Path(sys.argv[1])) as temporary:
+    os._exit(9)
+"""
+    path = tmp_path / "a.json"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 1 and not path.exists()
+    files.write_file(path, b"x", "a")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_names_at_the_limit_of_the_file_system_can_be_written(tmp_path):
+    path = tmp_path / ("x" * 250)
+    files.write_file(path, b"x", "a")
+    assert path.read_bytes() == b"x"
