@@ -92,18 +92,24 @@ def coherence_graph(weight: Array, k: int, classes: Sequence[str] = ()) -> "netw
     return graph
 
 
-def components(graph: "networkx.Graph") -> list[dict[str, list[int]]]:
-    """The connected components with several classes, largest first: their ``classes`` and ``features``."""
+def describe_graph(graph: "networkx.Graph") -> tuple[list[Any], list[Any], list[int]]:
+    """Edges [class, feature, weight], components of several classes, largest first, and isolated classes."""
     import networkx
 
-    parts = []
+    index, side = graph.nodes(data="index"), graph.nodes(data="bipartite")
+    edges = [
+        [*(index[node] for node in sorted(pair, key=side.__getitem__)), round(weight, 6)]
+        for *pair, weight in graph.edges(data="weight")
+    ]
+    components, isolated = [], []
     for nodes in networkx.connected_components(graph):
-        both: tuple[list[int], list[int]] = [], []
-        for node in nodes:
-            both[graph.nodes[node]["bipartite"]].append(graph.nodes[node]["index"])
-        if len(both[0]) > 1:
-            parts.append({"classes": sorted(both[0]), "features": sorted(both[1])})
-    return sorted(parts, key=lambda part: (-len(part["classes"]), part["classes"]))
+        classes, features = (sorted(index[node] for node in nodes if side[node] == i) for i in (0, 1))
+        if features:
+            components.append({"classes": classes, "features": features})
+        else:
+            isolated += classes
+    components.sort(key=lambda part: (-len(part["classes"]), part["classes"]))
+    return edges, components, sorted(isolated)
 
 
 def write_graphml(graph: "networkx.Graph", path: Any) -> None:

@@ -4,14 +4,11 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from simplicia.analyze.class_coherence import coherence_graph, components, write_graphml
 from simplicia.analyze.covariance_spectrum import spectrum
-from simplicia.analyze.report_data import Graph
 from simplicia.errors import UserError
 from simplicia.evaluate import sgd
 
@@ -77,19 +74,6 @@ def fit_linear(
 def _strided(features: Tensor, most: int) -> Tensor:
     """At most so many rows, evenly spread: images may be sorted by class."""
     return features[:: math.ceil(len(features) / most)]
-
-
-def describe_graph(layer: str, weight: Tensor, k: int, classes: tuple[str, ...], folder: Path) -> Graph:
-    graph = coherence_graph(weight, k, classes)
-    file = f"graph-{layer}-{k}.graphml"
-    write_graphml(graph, folder / file)
-    index, parts = graph.nodes(data="index"), components(graph)
-    linked = {i for part in parts for i in part["classes"]}
-    edges = [
-        [*(index[node] for node in sorted(pair)), round(value, 6)]  # "class …" sorts before "feature …"
-        for *pair, value in graph.edges(data="weight")
-    ]
-    return Graph(layer, k, file, edges, parts, [i for i in range(len(weight)) if i not in linked])
 
 
 @dataclass(frozen=True)
