@@ -15,7 +15,7 @@ _FUNCTIONS = {  # name: the file it lives in
     "expressivity": "bound",
     "expressivity_base": "bound",
     "expressivity_supremum": "bound",
-    "ica": "coherence_baselines",
+    "ica": "class_coherence",
     "nearest": "retrieval",
     "spectrum": "covariance_spectrum",
 }

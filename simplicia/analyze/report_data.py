@@ -72,8 +72,8 @@ class RunFacts(Part):
     def of(cls, run: Run) -> Self:
         recipe, layers = run.recipe, list(run.layers())
         state = {name: run.state[name] for name in ("step", "total_steps", "seconds", "loss")}
-        names = {"name": recipe.name, "folder": run.path.resolve().name, "recipe": as_dict(recipe)}
-        facts = cls(**names, **state, finished=run.finished, layers=layers)
+        about = recipe.name, run.path.resolve().name, as_dict(recipe)
+        facts = cls(*about, finished=run.finished, layers=layers, **state)
         if "sem" in layers:
             facts.simplices, facts.vertices = recipe.sem.simplices, recipe.sem.vertices
             facts.temperature = recipe.sem.temperature if recipe.bottleneck == "sem" else None

@@ -16,13 +16,16 @@ from torch import Tensor
 from simplicia.analyze import report_data
 from simplicia.analyze.atlas import Atlas, largest
 from simplicia.analyze.class_coherence import (
+    EPOCHS,
+    EPOCHS_ON_CPU,
     coherence_curve,
     coherence_graph,
     describe_graph,
+    encoder_ica,
+    fit_linear,
     top_features,
     write_graphml,
 )
-from simplicia.analyze.coherence_baselines import EPOCHS, EPOCHS_ON_CPU, encoder_ica, fit_linear
 from simplicia.analyze.covariance_spectrum import layer_spectrum
 from simplicia.analyze.entropy import entropy_histogram
 from simplicia.analyze.report_data import Analysis
@@ -191,13 +194,11 @@ class Study:
         return indices
 
     def _images(self) -> report_data.DataFacts:
-        data = self.set
+        data, about = self.set, (self.set.name, self.split, len(self.indices), len(self.fit))
         self.features = self._encode("encoding images", data.images[self.indices])
-        classes, sizes = list(data.classes), (len(self.indices), len(self.fit))
-        counts = None if self.labels is None else self.labels.bincount(minlength=len(classes)).tolist()
+        counts = None if self.labels is None else self.labels.bincount(minlength=len(data.classes)).tolist()
         groups = None if self.superclass is None else self.superclass.tolist()
-        about = classes, counts, groups, list(data.superclasses)
-        return report_data.DataFacts(data.name, self.split, *sizes, *about)
+        return report_data.DataFacts(*about, list(data.classes), counts, groups, list(data.superclasses))
 
     def _atlas(self) -> report_data.AtlasSummary:
         """The atlas; the entropies at its temperature and the codes come from the same pass."""
@@ -206,7 +207,7 @@ class Study:
         labels = torch.zeros(len(self.features), dtype=torch.int64) if self.labels is None else self.labels
         atlas, codes = Atlas(simplices, vertices, classes, device), []
 
-        def batches() -> Iterator[Tensor]:
+        def count() -> Iterator[Tensor]:
             for part, label in zip(self._batches("codes", self.features), labels.split(BATCH), strict=True):
                 logits = self.layers["embedder"](part)
                 p = simplicial(logits, vertices, self.temperature)
@@ -214,16 +215,13 @@ class Study:
                 atlas.add(codes[-1], p, label)
                 yield p
 
-        self.histogram = entropy_histogram(batches(), vertices)
+        self.histogram = entropy_histogram(count(), vertices)
         self.codes = torch.cat(codes)
         features, score = atlas.ranked(FEATURES)
         index = torch.tensor(features, device=device)
-        probabilities = []
-        for part in self._batches("images of the atlas", self.features):
-            logits = self.layers["embedder"](part).unflatten(1, self.shape)[:, index // vertices]
-            p = simplicial(logits.flatten(1), vertices, self.temperature).view_as(logits)  # (N, features, V)
-            probabilities.append(p[:, torch.arange(len(index), device=device), index % vertices])
-        best = torch.cat(probabilities).topk(min(TOP_IMAGES, len(self.features)), dim=0)
+        batches = self._batches("images of the atlas", self.features)
+        probabilities = torch.cat([self.layers["sem"](part)[:, index] for part in batches])
+        best = probabilities.topk(min(TOP_IMAGES, len(self.features)), dim=0)
         counts = atlas.table.view(-1, classes)[index]  # (features, classes)
         groups = counts.new_zeros(len(index), len(self.set.superclasses))
         if self.superclass is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from simplicia.analyze.bound import expressivity_table
-from simplicia.analyze.coherence_baselines import EPOCHS_ON_CPU
+from simplicia.analyze.class_coherence import EPOCHS_ON_CPU
 from simplicia.analyze.covariance_spectrum import layer_spectrum
 from simplicia.analyze.entropy import entropy_histogram
 from simplicia.analyze.model_cost import cost_of, paper_table

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import simplicia
 from simplicia.analyze import analyze
-from simplicia.analyze.coherence_baselines import fit_linear
+from simplicia.analyze.class_coherence import fit_linear
 from simplicia.analyze.report_data import Analysis, Log, read_results
 from simplicia.cli import main
 from simplicia.data.datasets import load
