@@ -180,7 +180,6 @@ def fit_linear(
         classes,
         [[sgd.Rates(1.0)]],
         epochs=epochs,
-        batch_size=BATCH,
         cosine=True,
         after_epoch=after_epoch,
     )

@@ -13,19 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from simplicia.analyze import report_data
+from simplicia.analyze import class_coherence, report_data
 from simplicia.analyze.atlas import Atlas, largest
-from simplicia.analyze.class_coherence import (
-    EPOCHS,
-    EPOCHS_ON_CPU,
-    coherence_curve,
-    coherence_graph,
-    describe_graph,
-    encoder_ica,
-    fit_linear,
-    top_features,
-    write_graphml,
-)
 from simplicia.analyze.covariance_spectrum import layer_spectrum
 from simplicia.analyze.entropy import entropy_histogram
 from simplicia.analyze.report_data import Analysis
@@ -303,15 +292,15 @@ class Study:
         assert self.train is not None and self.train.labels is not None and self.labels is not None
         features = self._encode("encoding training images", self.train.images[self.fit])
         fit, test = (features, self.train.labels[self.fit]), (self.features, self.labels)
-        layers = dict(self.layers)
+        layers, classes = dict(self.layers), self.set.classes
         self._say("independent components")
-        if independent := encoder_ica(features):
+        if independent := class_coherence.encoder_ica(features):
             layers["ica"] = independent
             if not independent.converged:
                 self.notes.append("FastICA did not converge; its curve is of its last iteration")
         else:
             self.notes.append("no independent components: the encoder gives every image the same features")
-        epochs = EPOCHS_ON_CPU if features.device.type == "cpu" else EPOCHS
+        epochs = class_coherence.EPOCHS_ON_CPU if features.device.type == "cpu" else class_coherence.EPOCHS
         done, total = itertools.count(1), epochs * len(layers)
 
         def after_epoch() -> None:
@@ -320,20 +309,21 @@ class Study:
         curves, graphs = [], []
         tensors: dict[str, Any] = {}
         for name in (name for name in LABELS if name in layers):
-            linear = fit_linear(layers[name], *fit, len(self.set.classes), epochs, after_epoch)
+            linear = class_coherence.fit_linear(layers[name], *fit, len(classes), epochs, after_epoch)
             weight = linear.weight.T
             width, most = weight.shape[1], min(MOST_K, weight.shape[1])
-            indices, values = top_features(weight, most)
+            indices, values = class_coherence.top_features(weight, most)
             tensors |= {f"{name}.index": indices.astype("int32"), f"{name}.value": values.astype("float32")}
             about = name, LABELS[name], self.temperature if name == "sem" else None, width
             accuracies = linear.accuracy(*fit), linear.accuracy(*test)
-            groups = self.superclass
-            curve = (None, None) if groups is None else coherence_curve(weight, groups, most)
+            curve: tuple[Any, Any] = None, None
+            if self.superclass is not None:
+                curve = class_coherence.coherence_curve(weight, self.superclass, most)
             curves.append(report_data.CoherenceCurve(*about, *accuracies, len(features), epochs, *curve))
             for k in (k for k in GRAPHS if k <= most):
-                graph, file = coherence_graph(weight, k, self.set.classes), f"graph-{name}-{k}.graphml"
-                write_graphml(graph, self.folder / file)
-                graphs.append(report_data.Graph(name, k, file, *describe_graph(graph)))
+                graph, file = class_coherence.coherence_graph(weight, k, classes), f"graph-{name}-{k}.graphml"
+                class_coherence.write_graphml(graph, self.folder / file)
+                graphs.append(report_data.Graph(name, k, file, *class_coherence.describe_graph(graph)))
         write_file(self.folder / "weights.safetensors", save(tensors), "the analysis")
         return report_data.Coherence(list(range(1, MOST_K + 1)), curves, graphs)
 
