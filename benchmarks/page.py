@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from simplicia.analyze import report_data, thumbnails
-from simplicia.analyze.class_coherence import coherence_curve, coherence_graph, components
+from simplicia.analyze import report_data
+from simplicia.analyze.class_coherence import coherence_curve, coherence_graph, describe_graph
+from simplicia.analyze.study import write_thumbnails
 from simplicia.data.datasets import ImageSet, load
 from simplicia.errors import UserError
 from simplicia.provenance import commit, versions
@@ -71,12 +72,9 @@ def bundle(folder: Path, pictures: ImageSet) -> dict:
         row |= {"train_accuracy": 80.0, "test_accuracy": 70.0, "fit_epochs": 20}
         curves.append(row | {"coherence": coherence, "isolated": isolated})
         for k in GRAPHS:
-            graph = coherence_graph(weight, k)
-            at = {node: values["index"] for node, values in graph.nodes(data=True)}
-            edges = [[*(at[n] for n in sorted(pair)), round(w, 6)] for *pair, w in graph.edges(data="weight")]
-            linked = {edge[0] for edge in edges}
-            found = {"layer": layer, "k": k, "file": "", "edges": edges, "components": components(graph)}
-            graphs.append(found | {"isolated": [i for i in range(CLASSES) if i not in linked]})
+            edges, components, isolated = describe_graph(coherence_graph(weight, k))
+            graph = {"layer": layer, "k": k, "file": "", "edges": edges, "components": components}
+            graphs.append(graph | {"isolated": isolated})
     examples = [
         {
             "query": int(q),
@@ -107,10 +105,7 @@ def bundle(folder: Path, pictures: ImageSet) -> dict:
     wanted = {i for f in features for i in f["images"]} | {
         i for e in examples for i in [e["query"], *e["neighbours"]]
     }
-    images = sorted(wanted)
-    tile, sheets, tiles = thumbnails.write(pictures.images[images], folder)
-    labelled = [place.replace(label=int(rng.integers(CLASSES))) for place in tiles]
-    places = {str(i): place.to_json() for i, place in zip(images, labelled, strict=True)}
+    thumbnails = write_thumbnails(pictures, sorted(wanted), folder)
     steps = np.linspace(50, 195_000, 400).astype(int).tolist()
     keys = ("loss", "feature_std", "effective_rank", "entropy", "lr", "images_per_s")
     rows = [
@@ -196,7 +191,7 @@ def bundle(folder: Path, pictures: ImageSet) -> dict:
             "chance": {"by_class": 0.01, "by_superclass": 0.05},
             "examples": examples,
         },
-        "thumbnails": {"tile": tile, "sheets": [sheet.to_json() for sheet in sheets], "images": places},
+        "thumbnails": json.loads(json.dumps(thumbnails, default=report_data.Part.to_json)),
         "cost": {"parameters": 313_700_000, "activations": 797_000, "flops": 1.01e9},
         "notes": ["every number of this page is made up: it is for measuring the page"],
     }

@@ -3,26 +3,21 @@
 import importlib
 from typing import Any
 
-_FUNCTIONS = {  # name: the file it lives in
-    "Atlas": "atlas",
-    "analyze": "study",
-    "coherence": "class_coherence",
-    "coherence_curve": "class_coherence",
-    "coherence_graph": "class_coherence",
-    "cost": "model_cost",
-    "effective_rank": "covariance_spectrum",
-    "entropy_histogram": "entropy",
-    "expressivity": "bound",
-    "expressivity_base": "bound",
-    "expressivity_supremum": "bound",
-    "ica": "coherence_baselines",
-    "nearest": "retrieval",
-    "spectrum": "covariance_spectrum",
+_MODULES = {
+    "atlas": ("Atlas",),
+    "bound": ("expressivity", "expressivity_base", "expressivity_supremum"),
+    "class_coherence": ("coherence", "coherence_curve", "coherence_graph", "ica"),
+    "covariance_spectrum": ("effective_rank", "spectrum"),
+    "entropy": ("entropy_histogram",),
+    "model_cost": ("cost",),
+    "retrieval": ("nearest",),
+    "study": ("analyze",),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a function when it is first used: ``import simplicia`` stays fast."""
-    if name not in _FUNCTIONS:
-        raise AttributeError(f"module 'simplicia.analyze' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"simplicia.analyze.{_FUNCTIONS[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"simplicia.analyze.{module}"), name)
+    raise AttributeError(f"module 'simplicia.analyze' has no attribute {name!r}")

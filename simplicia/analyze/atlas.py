@@ -5,11 +5,14 @@ counts of (simplex, vertex, class).
 """
 
 import math
+from collections import defaultdict
 
 import torch
 from torch import Tensor
 
 from simplicia.analyze.report_data import AtlasSummary
+
+MOST = 50  # simplices and groups that a summary lists
 
 
 class Atlas:
@@ -17,7 +20,6 @@ class Atlas:
 
     def __init__(self, simplices: int, vertices: int, classes: int = 1, device: torch.device | str = "cpu"):
         self.shape = simplices, vertices, classes
-        self.knows_classes = classes > 1
         self.counts = torch.zeros(simplices * vertices * classes, dtype=torch.int32, device=device)
         # the sum of a random number per image: equal for vertices that fire on the same images, and by
         # chance for one pair in 2^64
@@ -30,18 +32,15 @@ class Atlas:
     def add(self, codes: Tensor, probabilities: Tensor, labels: Tensor | None = None) -> None:
         """Codes (N, L), probabilities (N, L*V) and labels (N,) of a batch."""
         simplices, vertices, classes = self.shape
-        device = self.counts.device
-        n = len(codes)
+        device, limit = self.counts.device, torch.iinfo(torch.int64)
         units = codes.long() + torch.arange(simplices, device=device) * vertices  # (N, L)
-        label = torch.zeros(n, dtype=torch.int64, device=device) if labels is None else labels.to(device)
-        cells = (units * classes + label[:, None]).flatten()
+        cells = (units * classes + (0 if labels is None else labels.to(device)[:, None])).flatten()
         self.counts.scatter_add_(0, cells, torch.ones_like(cells, dtype=torch.int32))
-        limit = torch.iinfo(torch.int64)
-        key = torch.randint(limit.min, limit.max, (n,), generator=self.generator, dtype=torch.int64)
+        key = torch.randint(limit.min, limit.max, (len(codes),), generator=self.generator, dtype=torch.int64)
         self.signature.scatter_add_(0, units.flatten(), key.to(device).repeat_interleave(simplices))
         self.mean += probabilities.sum(0)
         self.square += probabilities.square().sum(0)
-        self.images += n
+        self.images += len(codes)
 
     @property
     def table(self) -> Tensor:
@@ -68,23 +67,6 @@ class Atlas:
         mean = self.mean / self.images
         return (self.square / self.images - mean**2).clamp_min(0).sqrt().view(self.shape[:2])
 
-    def duplicate_vertices(self) -> int:
-        """How many vertices fire on exactly the images of an earlier one; dead vertices do not count."""
-        alive = self.signature[self.fired.flatten() > 0]
-        return len(alive) - len(alive.unique())
-
-    def duplicate_simplices(self) -> list[list[int]]:
-        """Groups of simplices that partition the images equally, whatever the order of their vertices.
-
-        Simplices with one code for all images are left out.
-        """
-        blocks = self.signature.view(self.shape[:2]).sort(1).values
-        group = blocks.unique(dim=0, return_inverse=True)[1].tolist()
-        members: dict[int, list[int]] = {}
-        for simplex in ((self.fired > 0).sum(1) > 1).nonzero()[:, 0].tolist():
-            members.setdefault(group[simplex], []).append(simplex)
-        return sorted(group for group in members.values() if len(group) > 1)
-
     def ranked(self, count: int) -> tuple[list[int], Tensor]:
         """The features (simplex * V + vertex) of largest score, and the score (L, V).
 
@@ -93,10 +75,9 @@ class Atlas:
         classes the score is the contrast.
         """
         classes = self.shape[2]
-        score = self.vertex_information() if self.knows_classes else self.contrast()
+        score = self.vertex_information() if classes > 1 else self.contrast()
         strongest = self.table.argmax(-1).flatten().tolist()
-        most = math.ceil(3 * count / classes)
-        left = [most] * classes
+        left = [math.ceil(3 * count / classes)] * classes
         chosen: list[int] = []
         alive = (self.fired.flatten() > 0).tolist()
         for feature in score.flatten().argsort(descending=True, stable=True).tolist():
@@ -105,31 +86,37 @@ class Atlas:
                 chosen.append(feature)
         return chosen, score
 
-    def summary(self, simplices: int = 50) -> AtlasSummary:
-        """Count useful vertices and simplices, and list the simplices most informative about the class."""
-        fired = self.fired
-        used = (fired > 0).sum(1)
-        groups = self.duplicate_simplices()
+    def summary(self) -> AtlasSummary:
+        """Count useful vertices and simplices, and list the simplices most informative about the class.
+
+        Dead vertices fire on no image. Duplicate vertices fire on the images of an earlier one. Duplicate
+        simplices partition the images as an earlier one, whatever the order of their vertices.
+        """
+        fired, used = self.fired, (self.fired > 0).sum(1)
+        alive = self.signature[fired.flatten() > 0]
+        partitions = defaultdict(list)
+        for simplex, keys in enumerate(self.signature.view(self.shape[:2]).sort(1).values.tolist()):
+            partitions[tuple(keys)].append(simplex)
+        groups = [group for group in partitions.values() if len(group) > 1 and used[group[0]] > 1]
         summary = AtlasSummary(
             simplices=self.shape[0],
             vertices=self.shape[1],
             images=self.images,
             dead_vertices=int((fired == 0).sum()),
-            duplicate_vertices=self.duplicate_vertices(),
+            duplicate_vertices=len(alive) - len(alive.unique()),
             constant_simplices=int((used == 1).sum()),
             duplicate_simplices=sum(len(group) - 1 for group in groups),
-            duplicate_groups=groups[:50],
+            duplicate_groups=groups[:MOST],
             used_vertices=torch.bincount(used, minlength=self.shape[1] + 1).tolist(),
         )
-        if self.knows_classes:
+        if self.shape[2] > 1:
             information = self.simplex_information()
             share = self.table[0].sum(0).double() / self.images
             summary.ranked_by = "information"
             summary.class_entropy = -torch.special.xlogy(share, share).sum().item()
-            reduced = information.mean(), information.max(), information.min()
-            names = ("mean", "largest", "smallest")
-            summary.simplex_information = {name: x.item() for name, x in zip(names, reduced, strict=True)}
-            best = information.argsort(descending=True, stable=True)[:simplices].tolist()
+            parts = {"mean": information.mean(), "largest": information.max(), "smallest": information.min()}
+            summary.simplex_information = {name: value.item() for name, value in parts.items()}
+            best = information.argsort(descending=True, stable=True)[:MOST].tolist()
             summary.best_simplices = [
                 {"simplex": i, "information": information[i].item(), "fired": fired[i].tolist()} for i in best
             ]

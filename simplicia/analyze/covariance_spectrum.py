@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +64,5 @@ def spaced(total: int, count: int) -> list[int]:
     if total <= count:
         return list(range(total))
     near = count // 3
-    ratio = (total - 1) / near
-    far = [round(near * ratio ** (i / (count - near))) for i in range(1, count - near + 1)]
-    return sorted({*range(near), *far})
+    far = np.geomspace(near, total - 1, count - near + 1)[1:].round().astype(int)
+    return sorted({*range(near), *far.tolist()})

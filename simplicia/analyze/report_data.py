@@ -13,26 +13,35 @@ An image is named by its index in the split. A feature is simplex * vertices + v
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, dataclass_transform
 
+from simplicia.analyze.model_cost import COUNTS, cost
 from simplicia.errors import UserError
 from simplicia.files import write_file
 from simplicia.result import Record, Result
+from simplicia.run import Run
+from simplicia.settings import as_dict
+from simplicia.train.run_dir import read_log
 
 FORMAT = 1
+POINTS = 400  # of a curve of the log
 Column = list[float | None]
 
 
+@dataclass_transform(field_specifiers=(field,))
 class Part(Record):
-    """A part of an analysis; fields that are None are written as null."""
+    """A part of an analysis. Subclasses are dataclasses; fields that are None are written as null."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(cls)
 
     def to_json(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "details"}
 
 
-@dataclass
 class Request(Part):
     """The inputs of an analysis: an equal request needs no new analysis."""
 
@@ -45,7 +54,6 @@ class Request(Part):
     files: Any = None  # fingerprint of the images' files
 
 
-@dataclass
 class RunFacts(Part):
     name: str
     folder: str
@@ -60,8 +68,18 @@ class RunFacts(Part):
     vertices: int | None = None
     temperature: float | None = None
 
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        recipe, layers = run.recipe, list(run.layers())
+        state = {name: run.state[name] for name in ("step", "total_steps", "seconds", "loss")}
+        about = recipe.name, run.path.resolve().name, as_dict(recipe)
+        facts = cls(*about, finished=run.finished, layers=layers, **state)
+        if "sem" in layers:
+            facts.simplices, facts.vertices = recipe.sem.simplices, recipe.sem.vertices
+            facts.temperature = recipe.sem.temperature if recipe.bottleneck == "sem" else None
+        return facts
 
-@dataclass
+
 class Provenance(Part):
     simplicia: str
     torch: str
@@ -72,7 +90,6 @@ class Provenance(Part):
     seconds_total: float
 
 
-@dataclass
 class DataFacts(Part):
     name: str
     split: str
@@ -84,19 +101,17 @@ class DataFacts(Part):
     superclasses: list[str]
 
 
-@dataclass
 class LogWarning(Part):
     step: int
     words: str  # its text
 
 
-@dataclass
 class Log(Part):
     """Curves of ``log.jsonl``, at most 400 points: a column per name, all as long as the column "step"."""
 
     train: dict[str, Column] = field(default_factory=dict)
     online: dict[str, Column] = field(default_factory=dict)
-    warnings: list[LogWarning] = field(default_factory=list)
+    warnings: list[LogWarning] = field(default_factory=list)  # the first 50
 
     def __post_init__(self) -> None:
         for columns in (self.train, self.online):
@@ -104,8 +119,15 @@ class Log(Part):
             if None in steps or any(len(column) != len(steps) for column in columns.values()):
                 raise ValueError("the columns of the log differ in length")
 
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        lines = read_log(path)
+        warnings = [LogWarning(line["step"], str(line["warning"])) for line in lines if "warning" in line]
+        train = [line for line in lines if "loss" in line]
+        online = [line for line in lines if any(key.startswith("online_") for key in line)]
+        return cls(_columns(train), _columns(online), warnings[:50])
 
-@dataclass
+
 class EntropyCurve(Part):
     temperature: float
     own: bool  # the temperature of training
@@ -115,7 +137,6 @@ class EntropyCurve(Part):
     counts: list[int]  # of each bin
 
 
-@dataclass
 class EntropyCurves(Part):
     vertices: int
     ln2: float
@@ -128,7 +149,6 @@ class EntropyCurves(Part):
             raise ValueError("the entropies have other bins than edges")
 
 
-@dataclass
 class CoherenceCurve(Part):
     """A layer's linear classifier and the coherence of its weights."""
 
@@ -144,7 +164,6 @@ class CoherenceCurve(Part):
     isolated: list[int] | None  # classes without neighbours, for each K
 
 
-@dataclass
 class Graph(Part):
     layer: str
     k: int
@@ -154,14 +173,12 @@ class Graph(Part):
     isolated: list[int]  # classes
 
 
-@dataclass
 class Coherence(Part):
     k: list[int]
     curves: list[CoherenceCurve]
     graphs: list[Graph]
 
 
-@dataclass
 class LayerSpectrum(Part):
     """Singular values of a layer's covariance, high to low: at most 300 of ``count``, those at ``index``."""
 
@@ -177,13 +194,11 @@ class LayerSpectrum(Part):
             raise ValueError("a spectrum has as many values as indices")
 
 
-@dataclass
 class Spectrum(Part):
     images: int
     layers: list[LayerSpectrum]
 
 
-@dataclass
 class AtlasSummary(Part):
     simplices: int
     vertices: int
@@ -203,14 +218,12 @@ class AtlasSummary(Part):
     features: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass
 class LayerPrecision(Part):
     layer: str
     by_class: list[float] | None = None  # for each k
     by_superclass: list[float] | None = None
 
 
-@dataclass
 class Retrieval(Part):
     queries: int
     k: list[int]
@@ -224,14 +237,12 @@ class Retrieval(Part):
             raise ValueError("a curve of the retrieval has as many values as k")
 
 
-@dataclass
 class Sheet(Part):
     file: str
     width: int
     height: int
 
 
-@dataclass
 class Tile(Part):
     """An image on a sheet."""
 
@@ -242,14 +253,12 @@ class Tile(Part):
     file: str | None = None
 
 
-@dataclass
 class Thumbnails(Part):
     tile: int  # pixels
     sheets: list[Sheet]
     images: dict[str, Tile]
 
 
-@dataclass
 class Analysis(Part):
     run: RunFacts
     provenance: Provenance
@@ -289,3 +298,30 @@ def read(folder: Path) -> Analysis | None:
         raise UserError(
             f"the analysis in {folder} is incomplete: {error}; simplicia analyze RUN --again repeats it"
         ) from error
+
+
+def parts_of_run(run: Run) -> dict[str, Any]:
+    """The parts of an analysis that need no images: ``run``, ``log``, ``results`` and ``cost``."""
+    counts = None
+    with suppress(RuntimeError):  # an encoder whose operations cannot be counted
+        total = cost(run.method, run.recipe.image_size)
+        counts = {name: getattr(total, name) for name in COUNTS}
+    log, results = Log.of(run.path / "log.jsonl"), read_results(run.path / "results")
+    return {"run": RunFacts.of(run), "log": log, "results": results, "cost": counts}
+
+
+def read_results(folder: Path) -> dict[str, Result]:
+    """The results in a folder by file name; files that are no results are left out."""
+    results = {}
+    for path in sorted(folder.glob("*.json")):
+        with suppress(UserError):
+            results[path.stem] = Result.read(path)
+    return results
+
+
+def _columns(lines: list[dict[str, Any]]) -> dict[str, Column]:
+    """A list for each number, of at most POINTS lines evenly spread, including the first and the last."""
+    if len(lines) > POINTS:
+        lines = [lines[round(i * (len(lines) - 1) / (POINTS - 1))] for i in range(POINTS)]
+    numbers = (key for line in lines for key, value in line.items() if isinstance(value, int | float))
+    return {key: [line.get(key) for line in lines] for key in dict.fromkeys(numbers)}

@@ -1,6 +1,5 @@
 """``analyze``: all analyses of a run, from images to the folder that pages and figures are made of."""
 
-import dataclasses
 import itertools
 import math
 import time
@@ -11,28 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from simplicia.analyze import report_data, run_facts, thumbnails
+from simplicia.analyze import class_coherence, report_data
 from simplicia.analyze.atlas import Atlas, largest
-from simplicia.analyze.class_coherence import coherence_curve, top_features
-from simplicia.analyze.coherence_baselines import (
-    EPOCHS,
-    EPOCHS_ON_CPU,
-    describe_graph,
-    encoder_ica,
-    fit_linear,
-)
 from simplicia.analyze.covariance_spectrum import layer_spectrum
-from simplicia.analyze.entropy import EntropyHistogram
+from simplicia.analyze.entropy import entropy_histogram
 from simplicia.analyze.report_data import Analysis
 from simplicia.analyze.retrieval import chance, nearest, precision
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
+from simplicia.evaluate.features import smallest_integer
 from simplicia.evaluate.make_result import data_suffix
-from simplicia.files import write_file
+from simplicia.files import write_errors, write_file
 from simplicia.neighbours import cosine
 from simplicia.progress import Progress
 from simplicia.provenance import versions
@@ -50,6 +43,8 @@ EXAMPLES = 12  # queries of the retrieval that are shown
 LABELS = {"sem": "SEM", "embedder": "embedder", "ica": "ICA of the encoder", "encoder": "encoder"}
 MOST_K = 50  # of the coherence
 GRAPHS = (1, 3, 5, 10)  # K of the graphs
+TILE = 64  # pixels of a thumbnail at most
+COLUMNS, ROWS = 32, 32  # of a sheet of thumbnails
 
 
 def analyze(
@@ -76,20 +71,21 @@ def analyze(
         raise UserError(f"{folder} is a file; --out takes a folder")
     fit_images = fit_images or (FIT_ON_CPU if run.device.type == "cpu" else 10**9)
     asked = report_data.Request(run.step, run.state["seconds"], name, images, fit_images, temperature)
-    analysis = None
+    before = None
     with suppress(UserError):  # an incomplete one is measured again
-        analysis = report_data.read(folder)
-    before = analysis.asked if analysis else None
+        before = report_data.read(folder)
     if datasets.has_files(name):
         source = datasets.root(name, data_dir or run.recipe.data_dir)
         if source is not None:
             asked.files = fingerprint(source)
-        elif before is not None:  # deleted files cannot have changed
-            asked.files = before.files
-    if again or analysis is None or before != asked:
-        analysis = Study(run, folder, asked, data_dir, quiet).measure()
-    # cheap to read, and results may have been added since
-    analysis = dataclasses.replace(analysis, asked=asked, **run_facts.read(run))
+        elif before is not None and before.asked is not None:  # deleted files cannot have changed
+            asked.files = before.asked.files
+    if again or before is None or before.asked != asked:
+        parts = Study(run, folder, asked, data_dir, quiet).measure()
+    else:
+        parts = vars(before)
+    # results may have been added since, and the parts of the run are cheap to read
+    analysis = Analysis(**{**parts, **report_data.parts_of_run(run), "asked": asked})
     analysis.write(folder / "analysis.json")
     return analysis, folder
 
@@ -125,19 +121,16 @@ class Study:
         if self.train is None:
             self.notes.append(f"{self.set.name} has no labels: analyses that need classes are left out")
         self.indices = _sample(len(self.set), asked.images)  # in the split
-        self.images = self.set.images[self.indices]
-        self.labels = self.superclass = None
-        if self.set.labels is not None:
-            self.labels = self.set.labels[self.indices].to(run.device)
-            if self.set.superclass is not None:
-                self.superclass = self.set.superclass.to(run.device)
+        labels, groups = self.set.labels, self.set.superclass
+        self.labels = None if labels is None else labels[self.indices].to(run.device)
+        self.superclass = None if labels is None or groups is None else groups.to(run.device)
         self.fit = _sample(0 if self.train is None else len(self.train), asked.fit_images)
-        self.shown: set[int] = set()  # images that need a thumbnail, as positions in the sample
+        self.shown: set[int] = set()  # images that need a thumbnail
         self.seconds: dict[str, float] = {}
         self.codes: Tensor | None = None
 
     @torch.no_grad()
-    def measure(self) -> Analysis:
+    def measure(self) -> dict[str, Any]:
         """Run every stage that applies; write the files of the folder but ``analysis.json``."""
         stages: dict[str, Callable[[], Any]] = {"images": self._images}
         if self.sem:
@@ -145,9 +138,14 @@ class Study:
         stages |= {"spectrum": self._spectrum, "retrieval": self._retrieval}
         if self.train is not None:
             stages["coherence"] = self._coherence
-        stages["thumbnails"] = self._thumbnails
-        parts = {}
-        self._clear_folder()
+        stages["thumbnails"] = lambda: write_thumbnails(self.set, sorted(self.shown), self.folder)
+        parts: dict[str, Any] = {"notes": self.notes}
+        with write_errors("the analysis", self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # first the file that makes an analysis complete
+            (self.folder / "analysis.json").unlink(missing_ok=True)
+            for old in [*self.folder.glob("thumbnails-*.jpg"), *self.folder.glob("graph-*.graphml")]:
+                old.unlink()
         self.progress = Progress(f"analyze {self.run.path.name}", len(stages), 0, self.quiet)
         try:
             for name, stage in stages.items():
@@ -158,26 +156,10 @@ class Study:
             self._say("done")
         finally:
             self.progress.close()
-        total = sum(self.seconds.values())
-        return Analysis(
-            run=run_facts.run_facts(self.run),
-            provenance=report_data.Provenance.make(
-                **versions(self.run.device), seconds=self.seconds, seconds_total=total
-            ),
-            data=parts.pop("images"),
-            notes=self.notes,
-            **parts,
-        )
-
-    def _clear_folder(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # first the file that makes an analysis complete
-            (self.folder / "analysis.json").unlink(missing_ok=True)
-            for old in [*self.folder.glob("thumbnails-*.jpg"), *self.folder.glob("graph-*.graphml")]:
-                old.unlink()
-        except OSError as error:
-            raise UserError(f"the analysis cannot be written to {self.folder}: {error.strerror}") from error
+        seconds = {"seconds": self.seconds, "seconds_total": sum(self.seconds.values())}
+        parts["provenance"] = report_data.Provenance.make(**versions(self.run.device), **seconds)
+        parts["data"] = parts.pop("images")
+        return parts
 
     def _say(self, text: str, done: int = 0, total: int = 0) -> None:
         self.progress.update(len(self.seconds), f"{text} {done:,} of {total:,}" if total else text)
@@ -194,38 +176,41 @@ class Study:
             raise UserError(f"{self.run.path} gives features that are not finite; its training diverged")
         return features
 
+    def _show(self, rows: list[int]) -> list[int]:
+        """The indices in the split of analysed images, which get thumbnails."""
+        indices = self.indices[rows].tolist()
+        self.shown.update(indices)
+        return indices
+
     def _images(self) -> report_data.DataFacts:
-        self.features, data = self._encode("encoding images", self.images), self.set
-        sizes, classes = (len(self.images), len(self.fit)), list(data.classes)
-        counts = None if self.labels is None else self.labels.bincount(minlength=len(classes)).tolist()
+        data, about = self.set, (self.set.name, self.split, len(self.indices), len(self.fit))
+        self.features = self._encode("encoding images", data.images[self.indices])
+        counts = None if self.labels is None else self.labels.bincount(minlength=len(data.classes)).tolist()
         groups = None if self.superclass is None else self.superclass.tolist()
-        names = list(data.superclasses)
-        return report_data.DataFacts(data.name, self.split, *sizes, classes, counts, groups, names)
+        return report_data.DataFacts(*about, list(data.classes), counts, groups, list(data.superclasses))
 
     def _atlas(self) -> report_data.AtlasSummary:
         """The atlas; the entropies at its temperature and the codes come from the same pass."""
         device, (simplices, vertices) = self.features.device, self.shape
         classes = 1 if self.labels is None else len(self.set.classes)
         labels = torch.zeros(len(self.features), dtype=torch.int64) if self.labels is None else self.labels
-        atlas = Atlas(simplices, vertices, classes, device)
-        self.histogram, codes = EntropyHistogram(vertices), []
-        small = torch.uint8 if vertices <= 256 else torch.int16
-        for part, label in zip(self._batches("codes", self.features), labels.split(BATCH), strict=True):
-            logits = self.layers["embedder"](part)
-            p = simplicial(logits, vertices, self.temperature)
-            code = logits.unflatten(1, self.shape).argmax(-1)
-            atlas.add(code, p, label)
-            self.histogram.add(p)
-            codes.append(code.to(small))
+        atlas, codes = Atlas(simplices, vertices, classes, device), []
+
+        def count() -> Iterator[Tensor]:
+            for part, label in zip(self._batches("codes", self.features), labels.split(BATCH), strict=True):
+                logits = self.layers["embedder"](part)
+                p = simplicial(logits, vertices, self.temperature)
+                codes.append(logits.unflatten(1, self.shape).argmax(-1).to(smallest_integer(vertices)))
+                atlas.add(codes[-1], p, label)
+                yield p
+
+        self.histogram = entropy_histogram(count(), vertices)
         self.codes = torch.cat(codes)
         features, score = atlas.ranked(FEATURES)
         index = torch.tensor(features, device=device)
-        probabilities = []
-        for part in self._batches("images of the atlas", self.features):
-            logits = self.layers["embedder"](part).unflatten(1, self.shape)[:, index // vertices]
-            p = simplicial(logits.flatten(1), vertices, self.temperature).view_as(logits)  # (N, features, V)
-            probabilities.append(p[:, torch.arange(len(index), device=device), index % vertices])
-        best = torch.cat(probabilities).topk(min(TOP_IMAGES, len(self.features)), dim=0)
+        batches = self._batches("images of the atlas", self.features)
+        probabilities = torch.cat([self.layers["sem"](part)[:, index] for part in batches])
+        best = probabilities.topk(min(TOP_IMAGES, len(self.features)), dim=0)
         counts = atlas.table.view(-1, classes)[index]  # (features, classes)
         groups = counts.new_zeros(len(index), len(self.set.superclasses))
         if self.superclass is not None:
@@ -246,26 +231,14 @@ class Study:
         ]
         return atlas.summary().replace(temperature=self.temperature, features=rows)
 
-    def _show(self, positions: list[int]) -> list[int]:
-        """The images' indices in the split; they get thumbnails."""
-        self.shown.update(positions)
-        return self.indices[positions].tolist()
-
     def _entropy(self) -> report_data.EntropyCurves:
-        vertices, histograms = self.shape[1], {self.temperature: self.histogram}
-        others = {*TEMPERATURES, *([] if self.own is None else [self.own])} - {self.temperature}
-        histograms |= {t: EntropyHistogram(vertices) for t in others}
+        (simplices, vertices), curves = self.shape, []
         some = self.features[_sample(len(self.features), 2000)]  # images may be sorted by class
-        for part in self._batches("entropies", some):
-            logits = self.layers["embedder"](part)
-            for tau in others:
-                histograms[tau].add(simplicial(logits, vertices, tau))
-        curves = []
-        for tau in sorted(histograms):
-            result = histograms[tau].result()
-            edges = result.pop("edges")
-            images = len(self.features if tau == self.temperature else some)
-            curves.append(report_data.EntropyCurve(tau, tau == self.own, images, **result))
+        for tau in sorted({*TEMPERATURES, self.temperature, *([] if self.own is None else [self.own])}):
+            batches = (represent(self.net, part, "sem", tau) for part in self._batches("entropies", some))
+            histogram = self.histogram if tau == self.temperature else entropy_histogram(batches, vertices)
+            edges, images = histogram.pop("edges"), histogram["count"] // simplices
+            curves.append(report_data.EntropyCurve(tau, tau == self.own, images, **histogram))
         return report_data.EntropyCurves(vertices, math.log(2), math.log(vertices), edges, curves)
 
     def _spectrum(self) -> report_data.Spectrum:
@@ -319,17 +292,15 @@ class Study:
         assert self.train is not None and self.train.labels is not None and self.labels is not None
         features = self._encode("encoding training images", self.train.images[self.fit])
         fit, test = (features, self.train.labels[self.fit]), (self.features, self.labels)
-        classes = self.set.classes
-        layers = dict(self.layers)
+        layers, classes = dict(self.layers), self.set.classes
         self._say("independent components")
-        independent = encoder_ica(features)
-        if independent is None:
-            self.notes.append("no independent components: the encoder gives every image the same features")
-        else:
+        if independent := class_coherence.encoder_ica(features):
             layers["ica"] = independent
             if not independent.converged:
                 self.notes.append("FastICA did not converge; its curve is of its last iteration")
-        epochs = EPOCHS_ON_CPU if features.device.type == "cpu" else EPOCHS
+        else:
+            self.notes.append("no independent components: the encoder gives every image the same features")
+        epochs = class_coherence.EPOCHS_ON_CPU if features.device.type == "cpu" else class_coherence.EPOCHS
         done, total = itertools.count(1), epochs * len(layers)
 
         def after_epoch() -> None:
@@ -338,29 +309,46 @@ class Study:
         curves, graphs = [], []
         tensors: dict[str, Any] = {}
         for name in (name for name in LABELS if name in layers):
-            linear = fit_linear(layers[name], *fit, len(classes), epochs, after_epoch)
+            linear = class_coherence.fit_linear(layers[name], *fit, len(classes), epochs, after_epoch)
             weight = linear.weight.T
             width, most = weight.shape[1], min(MOST_K, weight.shape[1])
-            indices, values = top_features(weight, most)
+            indices, values = class_coherence.top_features(weight, most)
             tensors |= {f"{name}.index": indices.astype("int32"), f"{name}.value": values.astype("float32")}
             about = name, LABELS[name], self.temperature if name == "sem" else None, width
             accuracies = linear.accuracy(*fit), linear.accuracy(*test)
-            groups = self.superclass
-            curve = (None, None) if groups is None else coherence_curve(weight, groups, most)
+            curve: tuple[Any, Any] = None, None
+            if self.superclass is not None:
+                curve = class_coherence.coherence_curve(weight, self.superclass, most)
             curves.append(report_data.CoherenceCurve(*about, *accuracies, len(features), epochs, *curve))
-            graphs += [describe_graph(name, weight, k, classes, self.folder) for k in GRAPHS if k <= most]
+            for k in (k for k in GRAPHS if k <= most):
+                graph, file = class_coherence.coherence_graph(weight, k, classes), f"graph-{name}-{k}.graphml"
+                class_coherence.write_graphml(graph, self.folder / file)
+                graphs.append(report_data.Graph(name, k, file, *class_coherence.describe_graph(graph)))
         write_file(self.folder / "weights.safetensors", save(tensors), "the analysis")
         return report_data.Coherence(list(range(1, MOST_K + 1)), curves, graphs)
 
-    def _thumbnails(self) -> report_data.Thumbnails:
-        positions = sorted(self.shown)
-        tile, sheets, tiles = thumbnails.write(self.images[positions], self.folder)
-        images = {}
-        for place, index in zip(tiles, self.indices[positions].tolist(), strict=True):
-            label = None if self.set.labels is None else int(self.set.labels[index])
-            file = self.set.files[index] if self.set.files else None
-            images[str(index)] = place.replace(label=label, file=file)
-        return report_data.Thumbnails(tile, sheets, images)
+
+def write_thumbnails(data: ImageSet, indices: list[int], folder: Path) -> report_data.Thumbnails:
+    """Write sheets with some images of a set to ``thumbnails-I.jpg``."""
+    from torchvision.transforms.functional import to_pil_image
+    from torchvision.utils import make_grid
+
+    images, per_sheet = data.images[indices], COLUMNS * ROWS
+    side = min(TILE, max(images.shape[2:]))
+    if tuple(images.shape[2:]) != (side, side):
+        small = F.interpolate(images.float(), (side, side), mode="bilinear", antialias=True)
+        images = small.round().clamp(0, 255).byte()
+    sheets, tiles = [], {}
+    for i, part in enumerate(images.split(per_sheet)):
+        sheet = to_pil_image(make_grid(part, COLUMNS, padding=0, pad_value=255))
+        sheet.save(folder / f"thumbnails-{i}.jpg", quality=88)
+        sheets.append(report_data.Sheet(f"thumbnails-{i}.jpg", *sheet.size))
+    for i, index in enumerate(indices):
+        row, column = divmod(i % per_sheet, COLUMNS)
+        label = None if data.labels is None else int(data.labels[index])
+        file = data.files[index] if data.files else None
+        tiles[str(index)] = report_data.Tile(i // per_sheet, column * side, row * side, label, file)
+    return report_data.Thumbnails(side, sheets, tiles)
 
 
 def _image_sets(run: Run, name: str, data_dir: str | None) -> tuple[ImageSet | None, ImageSet, str]:

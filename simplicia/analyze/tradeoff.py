@@ -7,7 +7,6 @@ the temperature is divided by it too, which leaves the softmax as it was.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,26 +22,26 @@ from simplicia.run import Run
 from simplicia.sem import SimplicialEmbedding, simplicial
 
 SAMPLES = 2000
+SEED = 0
+ROUNDS = 8  # of pairing images at random
 ELEMENTS = 2**24  # of a batch of simplices held at once
-Layer = Callable[[Tensor], Tensor]
+Layer = Callable[[Tensor], Tensor]  # from the embedder's output to vectors of the same shape
 MARGINS = {"least": 0, "percentile_1": 1, "median": 50}  # percentiles
 
 
+@torch.no_grad()
 def tradeoff(
     run: Run,
     train: ImageSet,
     test: ImageSet | None = None,
     temperatures: Sequence[float] = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0),
     samples: int = SAMPLES,
-    rounds: int = 8,
     network: str = "online",
-    seed: int = 0,
 ) -> dict[str, Any]:
     """Each term of Theorem 1 at each temperature, and without the softmax (temperature None).
 
-    On at most ``samples`` images; ``rounds`` times they are paired at random, and every simplex on whose
-    code a pair agrees counts. With labels a logistic regression is trained (L2 penalty of weight 1, as
-    scikit-learn has it); its Lipschitz constant is at most sqrt(2) times its weights' largest singular value.
+    On at most ``samples`` images, paired at random several times: every simplex on whose code a pair agrees
+    counts. With labels a logistic regression is trained (L2 penalty of weight 1, as scikit-learn has it).
     """
     start, run = time.monotonic(), run.in_64_bits()
     sem = run.network(network).bottleneck
@@ -52,7 +51,7 @@ def tradeoff(
         raise UserError(f"{run.path} has simplices of 1 vertex; the theorem's margin needs at least 2")
     if not temperatures or any(not 0 < t < math.inf for t in temperatures):
         raise UserError(f"temperatures are {list(temperatures)}; each must be above 0")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEED)
 
     def sample(images: ImageSet) -> tuple[Tensor, Tensor | None]:  # images may be sorted by class
         chosen = torch.randperm(len(images), generator=generator)[:samples]
@@ -65,17 +64,11 @@ def tradeoff(
     scale, gaps = _scale_and_gaps(sem, features)
     margins = {name: gaps[len(gaps) * percent // 100].item() for name, percent in MARGINS.items()}
     layers: list[Layer] = [lambda z: z / scale]
-    layers += [lambda z, t=t: torch.softmax(z / t, -1) for t in temperatures]
-    measured, agreeing = _measured(sem, features, layers, rounds, generator)
-    held = sample(test) if test is not None and test.labels is not None else None
-
-    @torch.no_grad()
-    def represent(features: Tensor, temperature: float | None) -> Tensor:
-        logits = sem.logits(features)
-        return logits / scale if temperature is None else simplicial(logits, sem.vertices, temperature)
-
+    layers += [lambda z, t=t: simplicial(z, sem.vertices, t) for t in temperatures]
+    measured, agreeing = _largest_distances(sem, features, layers, generator)
+    held = sample(test) if test is not None else None
     rows: list[dict[str, Any]] = []
-    for temperature, largest in zip([None, *temperatures], measured, strict=True):
+    for temperature, layer, largest in zip([None, *temperatures], layers, measured, strict=True):
         row: dict[str, Any] = {"temperature": temperature, "measured": largest}
         if temperature is None:
             row["supremum"] = row["bound"] = expressivity_base(sem.vertices, margins["least"])
@@ -83,9 +76,13 @@ def tradeoff(
             point = sem.vertices, temperature / scale, margins["least"]
             row |= {"supremum": expressivity_supremum(*point), "bound": expressivity(*point)}
         if labels is not None:
-            layer = partial(represent, temperature=temperature)
-            row |= classifier_terms(layer, (features, labels), held, len(train.classes))
-            row["term"] = gap_term(row["measured"], sem.simplices, row["lipschitz"])
+            x = layer(sem.logits(features))
+            weight, bias, row["train_loss"] = logistic(x, labels, len(train.classes))
+            row["lipschitz"] = lipschitz(weight)
+            if held is not None and held[1] is not None:
+                scores = F.linear(layer(sem.logits(held[0])), weight, bias)
+                row["test_loss"] = F.cross_entropy(scores, held[1]).item()
+            row["term"] = gap_term(largest, sem.simplices, row["lipschitz"])
         rows.append(row)
     return {
         "protocol": "Theorem 1 on data",
@@ -102,69 +99,58 @@ def tradeoff(
         "images": len(features),
         "agreeing_pairs": agreeing,
         "rows": rows,
-        "seed": seed,
+        "seed": SEED,
         "seconds": time.monotonic() - start,
         **versions(run.device),
     }
 
 
 def _batches(sem: SimplicialEmbedding, features: Tensor) -> Iterator[Tensor]:
-    """Vectors before the softmax, (batch, simplices, vertices)."""
-    for part in features.split(max(1, ELEMENTS // sem.out_features)):
-        yield sem.logits(part).unflatten(-1, (sem.simplices, sem.vertices))
+    """The embedder's output, (batch, simplices * vertices)."""
+    return map(sem.logits, features.split(max(1, ELEMENTS // sem.out_features)))
 
 
-@torch.no_grad()
 def _scale_and_gaps(sem: SimplicialEmbedding, features: Tensor) -> tuple[float, Tensor]:
     """The largest magnitude, and the sorted gaps between the largest component and the next, in its units."""
     largest, gaps = [], []
     for z in _batches(sem, features):
-        first, second = z.topk(2).values.unbind(-1)
+        first, second = z.unflatten(1, (-1, sem.vertices)).topk(2).values.unbind(-1)
         largest.append(z.abs().amax())
         gaps.append((first - second).flatten())
     scale = torch.stack(largest).amax()
     return scale.item(), torch.cat(gaps).sort().values.double() / scale
 
 
-@torch.no_grad()
-def _measured(
-    sem: SimplicialEmbedding, features: Tensor, layers: list[Layer], rounds: int, generator: torch.Generator
+def _largest_distances(
+    sem: SimplicialEmbedding, features: Tensor, layers: list[Layer], generator: torch.Generator
 ) -> tuple[list[float], int]:
     """The largest squared distance of vectors with equal codes in each layer; and among how many pairs."""
     best = torch.zeros(len(layers), device=features.device)
     agreeing = torch.zeros((), dtype=torch.long, device=features.device)
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         order = torch.randperm(len(features), generator=generator).to(features.device)
         partners = features[order.roll(1)]
         for one, two in zip(_batches(sem, features[order]), _batches(sem, partners), strict=True):
-            same = one.argmax(-1) == two.argmax(-1)
+            codes = [z.unflatten(1, (-1, sem.vertices)).argmax(-1) for z in (one, two)]
+            same = codes[0] == codes[1]
             agreeing += same.sum()
-            distances = [((f(one) - f(two)) ** 2).sum(-1).mul(same).amax() for f in layers]
-            best = torch.maximum(best, torch.stack(distances))
+            squares = (((f(one) - f(two)) ** 2).unflatten(1, (-1, sem.vertices)) for f in layers)
+            best = torch.maximum(best, torch.stack([s.sum(-1).mul(same).amax() for s in squares]))
     return best.tolist(), int(agreeing)
 
 
-def classifier_terms(
-    represent: Layer,
-    train: tuple[Tensor, Tensor],  # features and labels
-    held: tuple[Tensor, Tensor | None] | None,  # those of test images
-    classes: int,
-) -> dict[str, float]:
-    """Training loss and Lipschitz constant of a classifier on a layer, and its loss on test images."""
-    weight, bias, loss = logistic(represent(train[0]), train[1], classes)
-    terms = {"train_loss": loss, "lipschitz": math.sqrt(2) * torch.linalg.matrix_norm(weight, 2).item()}
-    if held is not None and held[1] is not None:
-        terms["test_loss"] = F.cross_entropy(F.linear(represent(held[0]), weight, bias), held[1]).item()
-    return terms
+def lipschitz(weight: Tensor) -> float:
+    """A Lipschitz constant of a linear classifier's loss: sqrt(2) times its largest singular value."""
+    return math.sqrt(2) * torch.linalg.matrix_norm(weight, 2).item()
 
 
-def logistic(x: Tensor, labels: Tensor, classes: int, iterations: int = 200) -> tuple[Tensor, Tensor, float]:
+def logistic(x: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, float]:
     """Weight, bias and cross-entropy of a logistic regression: sum of losses + |weight|^2 / 2, by L-BFGS."""
     weight = torch.zeros(classes, x.shape[1], device=x.device, requires_grad=True)
     bias = torch.zeros(classes, device=x.device, requires_grad=True)
     solver = torch.optim.LBFGS(
         [weight, bias],
-        max_iter=iterations,
+        max_iter=200,
         tolerance_grad=1e-6,
         history_size=10,  # each step of it is two weights: 100 classes on 65,000 features are 52 MB
         line_search_fn="strong_wolfe",
@@ -176,7 +162,6 @@ def logistic(x: Tensor, labels: Tensor, classes: int, iterations: int = 200) -> 
         loss.backward()
         return loss
 
-    solver.step(objective)
-    with torch.no_grad():
-        loss = F.cross_entropy(F.linear(x, weight, bias), labels).item()
-    return weight.detach(), bias.detach(), loss
+    solver.step(objective)  # with gradients, even where they are disabled
+    weight, bias = weight.detach(), bias.detach()
+    return weight, bias, F.cross_entropy(F.linear(x, weight, bias), labels).item()

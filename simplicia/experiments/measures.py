@@ -14,7 +14,7 @@ from torch import Tensor
 
 from simplicia import bottlenecks
 from simplicia.analyze.bound import expressivity_table
-from simplicia.analyze.coherence_baselines import EPOCHS_ON_CPU
+from simplicia.analyze.class_coherence import EPOCHS_ON_CPU
 from simplicia.analyze.covariance_spectrum import layer_spectrum
 from simplicia.analyze.entropy import entropy_histogram
 from simplicia.analyze.model_cost import COUNTS, cost_of, paper_table

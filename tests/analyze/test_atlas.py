@@ -96,4 +96,3 @@ def test_without_labels_contrast_ranks():
     )
     chosen, _ = atlas.ranked(5)
     assert chosen[0] == 0 and atlas.summary()["simplex_information"] is None
-    assert not atlas.knows_classes and Atlas(L, V, 2).knows_classes

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simplicia.analyze import coherence, coherence_graph
-from simplicia.analyze.class_coherence import coherence_curve, components, top_features, write_graphml
+from simplicia.analyze.class_coherence import coherence_curve, describe_graph, top_features, write_graphml
 
 TWO_PAIRS = [0, 0, 1, 1]  # classes 0 and 1 belong together, and so do 2 and 3
 
@@ -114,11 +114,11 @@ def test_the_graph_keeps_all_classes_and_shared_features():
     graph = coherence_graph(weight, 1, ["a", "b", "c", "d", "e"])
     assert {n for n, d in graph.nodes(data=True) if d["bipartite"] == 1} == {"feature 0", "feature 1"}
     assert graph.nodes["class 4"]["name"] == "e" and graph.degree["class 4"] == 0
-    assert components(graph) == [
-        {"classes": [0, 1], "features": [0]},
-        {"classes": [2, 3], "features": [1]},
-    ]
-    assert components(coherence_graph(weight, 2)) == [{"classes": [0, 1, 2, 3, 4], "features": [0, 1, 2]}]
+    edges, components, isolated = describe_graph(graph)
+    assert edges == [[0, 0, 5.0], [1, 0, 5.0], [2, 1, 5.0], [3, 1, 4.0]] and isolated == [4]
+    assert components == [{"classes": [0, 1], "features": [0]}, {"classes": [2, 3], "features": [1]}]
+    both = [{"classes": [0, 1, 2, 3, 4], "features": [0, 1, 2]}]
+    assert describe_graph(coherence_graph(weight, 2))[1:] == (both, [])
 
 
 def test_graphml_takes_any_name(tmp_path):

@@ -11,9 +11,9 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import simplicia
-from simplicia.analyze import analyze, run_facts
-from simplicia.analyze.coherence_baselines import fit_linear
-from simplicia.analyze.report_data import Analysis
+from simplicia.analyze import analyze
+from simplicia.analyze.class_coherence import fit_linear
+from simplicia.analyze.report_data import Analysis, Log, read_results
 from simplicia.cli import main
 from simplicia.data.datasets import load
 from simplicia.report.figures import write_figures
@@ -265,7 +265,7 @@ def test_an_interrupted_analysis_is_repeated(runs, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("simplicia.analyze.thumbnails.write", interrupted)
+        patch.setattr("simplicia.analyze.study.write_thumbnails", interrupted)
         with pytest.raises(KeyboardInterrupt):
             analyze(runs[0], images=20, **arguments)
     again, _ = analyze(runs[0], images=40, **arguments)
@@ -323,7 +323,7 @@ def test_torn_logs_and_odd_results_are_read(tmp_path):
     lines = [json.dumps({"step": i, "loss": i / 2, "effective_rank": 1.5}) for i in range(1000)]
     lines += [json.dumps({"step": i, "online_knn_accuracy": i}) for i in (5, 10)]
     log.write_text("\n".join([*lines, '{"step": 1000, "warning": "<b>"}', '{"step": 10', "[]", "7"]))
-    analysis = run_facts.training_curves(log)
+    analysis = Log.of(log)
     assert len(analysis["train"]["step"]) == 400
     assert analysis["train"]["step"][0] == 0 and analysis["train"]["step"][-1] == 999
     assert analysis["online"] == {"step": [5, 10], "online_knn_accuracy": [5, 10]}
@@ -333,7 +333,7 @@ def test_torn_logs_and_odd_results_are_read(tmp_path):
     (tmp_path / "words.json").write_text('{"protocol": "mine", "temperature": "0.1"}')
     (tmp_path / "row.json").write_text('{"protocol": "mine", "per_temperature": [{"accuracy": 1}]}')
     (tmp_path / "good.json").write_text('{"protocol": "mine", "temperature": 0.1}')
-    results = run_facts.read_results(tmp_path)
+    results = read_results(tmp_path)
     assert list(results) == ["good"] and results["good"]["temperature"] == 0.1
 
 
