@@ -1,6 +1,7 @@
 """Exceptions. A user error is one sentence: what was given and what would be right."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -17,6 +18,12 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     else:
         hint = f"choose {', '.join(map(repr, known[:20]))}{', …' if len(known) > 20 else ''}"
     return UserError(f"unknown {kind} {name!r}; {hint}")
+
+
+def printable(text: object) -> str:
+    """Escape what a file name could do to a terminal: control characters, forged lines, lone surrogates."""
+    unsafe = r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    return re.sub(unsafe, lambda match: ascii(match.group())[1:-1], str(text))
 
 
 class Busy(UserError):

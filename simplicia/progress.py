@@ -3,6 +3,8 @@
 import time
 from typing import Any
 
+from simplicia.errors import printable
+
 
 class Progress:
     """A bar on a terminal; elsewhere a line now and then."""
@@ -11,21 +13,21 @@ class Progress:
         from rich.console import Console
 
         self.console = Console(stderr=True, quiet=quiet)
-        self.label, self.total, self.first, self.start = label, total, done, time.monotonic()
+        self.label, self.total, self.first, self.start = printable(label), total, done, time.monotonic()
         self.last_line = self.start
         self.bar: Any = None
         if self.console.is_terminal and not quiet:
             from rich import progress as bars
 
             self.bar = bars.Progress(
-                bars.TextColumn("{task.description}"),
+                bars.TextColumn("{task.description}", markup=False),
                 bars.BarColumn(),
                 bars.MofNCompleteColumn(),
-                bars.TextColumn("{task.fields[words]}"),
+                bars.TextColumn("{task.fields[words]}", markup=False),
                 bars.TimeRemainingColumn(),
                 console=self.console,
             )
-            self.task = self.bar.add_task(label, total=total, completed=done, words="")
+            self.task = self.bar.add_task(self.label, total=total, completed=done, words="")
             self.bar.start()
 
     def update(self, step: int, words: str | None = None) -> None:
@@ -38,7 +40,7 @@ class Progress:
 
     def say(self, words: str, style: str | None = None) -> None:
         """Print a line of its own, above the bar."""
-        self.console.print(words, style=style, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(printable(words), style=style, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         if self.bar is not None:
@@ -58,4 +60,4 @@ def say(lines: list[str], quiet: bool = False) -> None:
 
     console = Console(stderr=True, quiet=quiet)
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)

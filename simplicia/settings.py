@@ -23,6 +23,7 @@ from simplicia.errors import UserError, unknown
 
 T = TypeVar("T")
 Entry = TypeVar("Entry")
+LARGEST_COUNT, LARGEST_NUMBER = 2**31 - 1, 1e30  # products of larger ones overflow int64 or float32
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -78,6 +79,9 @@ class Option(NamedTuple):
                 raise UserError(f"{path} is {value}; it must be finite")
             if self.range is not None and number not in self.range:
                 raise UserError(f"{path} is {value}; it must be {self.range}")
+            most = LARGEST_COUNT if isinstance(number, int) else LARGEST_NUMBER
+            if abs(number) > most and (self.range is None or self.range.high == math.inf):
+                raise UserError(f"{path} is {value}; it must be at most {most:g}")
 
 
 def options_of(source: Any) -> dict[str, Option]:

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from simplicia import files
+from simplicia.errors import printable
+from simplicia.progress import say
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -64,3 +66,17 @@ def test_names_at_the_limit_of_the_file_system_can_be_written(tmp_path):
     path = tmp_path / ("x" * 250)
     files.write_file(path, b"x", "a")
     assert path.read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    "name", ["\x1b]0;PWN\x07x\nsimplicia: all is well.png", "a\u202egpj.exe", "\udcff", "\x9b31m"]
+)
+def test_names_are_escaped_before_they_reach_a_terminal(name, capfd):
+    say([f"skipped {name}"])
+    printed = capfd.readouterr().err
+    assert printed.startswith("skipped ") and printed.count("\n") == 1
+    assert all(c == "\n" or c.isprintable() for c in printed)
+
+
+def test_printable_keeps_ordinary_text():
+    assert printable("Größe 25 µm, 写真 – ok") == "Größe 25 µm, 写真 – ok"

@@ -1,6 +1,5 @@
 """Labelled images, and the encoder's features of them, for all evaluations."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
+from simplicia.progress import say
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe
 
@@ -42,7 +42,7 @@ def report_skipped(name: str, skipped: Sequence[tuple[str, str]]) -> None:
     if skipped:
         path, reason = skipped[0]
         others = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
-        print(f"{name}: skipped {path} ({reason}){others}", file=sys.stderr)
+        say([f"{name}: skipped {path} ({reason}){others}"])
 
 
 def check_labels(images: ImageSet) -> Tensor:

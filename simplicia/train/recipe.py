@@ -17,6 +17,7 @@ from simplicia.settings import Formerly, Range, as_dict, from_dict
 
 LARGEST_FILE = 100_000  # characters of a recipe.yaml
 Count = Range(low=0)
+Side = Range(low=0, high=8192)  # pixels
 Share = Range(low=0, below=1)
 
 
@@ -80,12 +81,12 @@ class Recipe:
     name: str = "custom"
     data: Annotated[str, "name of a data set, or a folder of images"] = "shapes"
     data_dir: Annotated[str | None, "folder of the standard data sets (none: SIMPLICIA_DATA)"] = None
-    image_size: Annotated[int, "side of the images that the encoder sees (0: from the images)", Count] = 32
+    image_size: Annotated[int, "side of the images that the encoder sees (0: from the images)", Side] = 32
     view_size: Annotated[
-        int, "side of the training views; smaller ones train faster (0: image_size)", Count
+        int, "side of the training views; smaller ones train faster (0: image_size)", Side
     ] = 0
     decode_size: Annotated[
-        int, "side to which image files are decoded (0: image_size)", Count, Formerly("stored_size")
+        int, "side to which image files are decoded (0: image_size)", Side, Formerly("stored_size")
     ] = 0
     keep_aspect: Annotated[
         bool, "cut views from uncropped images, if they are files (false: centre squares)", Formerly("whole")
@@ -96,7 +97,7 @@ class Recipe:
     stem: Annotated[
         Literal["small", "imagenet", "auto"], 'first layers of a ResNet ("auto": from image_size)'
     ] = "small"
-    stem_padding: Annotated[int, "padding of the small stem (the authors' code: 2)", Count] = 1
+    stem_padding: Annotated[int, "padding of the small stem (the authors' code: 2)", Range(0, 32)] = 1
     epochs: Annotated[int, "passes over the images", Range(low=1)] = 1000
     batch_size: Annotated[int, "images per step over all processes (0: from their number)", Count] = 256
     micro_batch_size: Annotated[
