@@ -3,27 +3,23 @@
 import sys
 from typing import Annotated
 
-from simplicia.cli.options import DataDir, Device, Layer, Network, Quiet, RunFolder, Temperature
-from simplicia.cli.verbs import verb
+from simplicia.cli.verbs import LAYERS, DataDir, Device, Layer, Network, Quiet, RunFolder, Temperature, verb
 
 
-@verb("encode RUN IMAGES", "encode images as features or codes: simplicia encode RUN images/ --out codes.npz")
+@verb("encode RUN IMAGES")
 def encode(
     run: RunFolder,
     images: Annotated[str, "folder of images, an image, or a data set"],
     *,
     out: Annotated[str, "file to write, .npz"],
-    layer: Annotated[
-        tuple[str, ...] | None,
-        "encoder, embedder, sem, codes, …, or several (default: sem if the run has it)",
-    ] = None,
+    layer: Annotated[tuple[str, ...] | None, f"one or several of {LAYERS}"] = None,
     temperature: Temperature = None,
     network: Network = "online",
     data_dir: DataDir = None,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Write the representations of images to an .npz file.
+    """Encode images as features or codes: simplicia encode RUN images/ --out codes.npz.
 
     The file also has the images' file names or, for a named data set, labels, classes and split.
     """
@@ -40,7 +36,7 @@ def encode(
         print(f"… and {len(skipped) - 5} more", file=sys.stderr)
 
 
-@verb("export RUN FILE", "export the encoder, or everything up to a layer: simplicia export RUN model.onnx")
+@verb("export RUN FILE")
 def export(
     run: RunFolder,
     file: Annotated[str, "file to write: .safetensors, .pt2 or .onnx"],
@@ -49,7 +45,10 @@ def export(
     temperature: Temperature = None,
     network: Network = "online",
 ) -> None:
-    """Export the encoder's weights (.safetensors), or the model from pixels to a layer (.pt2, .onnx)."""
+    """Export the encoder, or everything up to a layer: simplicia export RUN model.onnx.
+
+    .safetensors has the encoder's weights; .pt2 and .onnx have the model from pixels to a layer.
+    """
     from simplicia.run import load
 
     loaded = load(run, "cpu")

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from simplicia import cli
-from simplicia.cli.bench.floor import floor
 from simplicia.cli.bench.parts import SMALL, bench_sem, bench_views
-from simplicia.cli.bench.step import by_kind
+from simplicia.cli.bench.step import floor, kind_of
 from simplicia.cli.tables import cell
 from simplicia.settings import with_changes
 from simplicia.train import recipes
@@ -97,8 +96,7 @@ def test_kernels_are_sorted_by_kind():
         "triton_poi_fused_relu": "elementwise",
         "Memset (Unknown)": "other",
     }
-    total = by_kind([{"kernel": name, "ms": 2.0**i} for i, name in enumerate(names)])
-    assert [total[kind] for kind in names.values()] == [2.0**i for i in range(len(names))]
+    assert {name: kind_of(name) for name in names} == names
 
 
 def test_the_floor_of_a_step():

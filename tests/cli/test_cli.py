@@ -17,8 +17,7 @@ import pytest
 
 import simplicia
 from simplicia import cli, methods
-from simplicia.cli.options import OutputFile
-from simplicia.cli.verbs import Verb
+from simplicia.cli.verbs import OutputFile, Verb
 from simplicia.errors import UserError
 from simplicia.settings import Range
 
@@ -337,7 +336,7 @@ def test_the_parameters_of_a_verb_are_its_arguments_and_options(capsys):
         """Do nothing."""
         calls.append((given.run, given.share, [*files], only, taus, list_, prune, json))
 
-    verb = Verb("try RUN [FILE …]", "try", function, None)
+    verb = Verb("try RUN [FILE …]", function)
     verb.run(["here"])
     words = "here a b --only x --only y z --taus 1 2 --taus 3 --list --no-prune --json --share 2"
     verb.run(words.split())
