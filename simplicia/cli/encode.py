@@ -1,6 +1,5 @@
 """simplicia encode, export: representations of images, and models for other software."""
 
-import sys
 from typing import Annotated
 
 from simplicia.cli.verbs import LAYERS, DataDir, Device, Layer, Network, Quiet, RunFolder, Temperature, verb
@@ -24,16 +23,14 @@ def encode(
     The file also has the images' file names or, for a named data set, labels, classes and split.
     """
     from simplicia.evaluate.encode import check_layers, encode
+    from simplicia.evaluate.features import report_skipped
     from simplicia.run import load
 
     loaded = load(run, device)
     layers = check_layers(loaded, layer, temperature)
     count, skipped, path = encode(loaded, images, out, layers, temperature, network, data_dir, quiet)
     print(f"{count} images, layer {', '.join(layers)}, written to {path}")
-    for name, reason in skipped[:5]:
-        print(f"skipped {name}: {reason}", file=sys.stderr)
-    if len(skipped) > 5:
-        print(f"… and {len(skipped) - 5} more", file=sys.stderr)
+    report_skipped(images, skipped)
 
 
 @verb("export RUN FILE")

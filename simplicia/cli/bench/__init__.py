@@ -38,12 +38,12 @@ def bench(
     from simplicia.cli.bench import parts
     from simplicia.cli.bench.step import bench_steps
 
+    given = [f"recipe, but was given {name!r}" for name in recipes]
+    given += [f"settings of a recipe, but was given {name}" for name in sorted(settings.changes)]
+    if given and what != "step":
+        raise UserError(f"bench {what} takes no {given[0]}; see simplicia bench --help")
     if what == "step":
         rows = bench_steps(recipes or RECIPES, engines, steps, device, json, **settings.changes)
-    elif recipes or settings.changes:
-        given = f"recipe, but was given {recipes[0]!r}" if recipes else ""
-        given = given or f"settings of a recipe, but was given {min(settings.changes)}"
-        raise UserError(f"bench {what} takes no {given}; see simplicia bench --help")
     else:
         rows = {"views": parts.bench_views, "probe": parts.bench_probe, "sem": parts.bench_sem}[what](device)
     table(f"{TITLES[what]} on {rows[0]['device']}, torch {rows[0]['torch']}", COLUMNS[what], rows)

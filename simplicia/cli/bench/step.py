@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -91,7 +91,7 @@ def bench_step(
     times = time_in_turns({"steps": take_steps}, ROUNDS, fabric.device, warm_up=0)["steps"]
     ms = [1e3 * seconds / (steps // ROUNDS) for seconds in times]
     median, about = statistics.median(ms), provenance(fabric.device)
-    least = floor(recipe).ms(about["device"])
+    least = floor_ms(recipe, about["device"])
     return {
         "recipe": name,
         "engine": type(step).__name__,
@@ -165,36 +165,22 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, pattern in KERNELS.items() if re.search(pattern, kernel)), "other")
 
 
-class Floor(NamedTuple):
-    """The least work of a step, its computing and its memory traffic; a multiply-add is two FLOPs."""
+def floor_ms(recipe: Recipe, device: str) -> float | None:
+    """The least milliseconds of a step: its computing, then its memory traffic; None on an unknown device.
 
-    flops: float
-    activation_bytes: float
-    weight_bytes: float
-
-    def ms(self, device: str) -> float | None:
-        """Milliseconds on a device, one after the other; None if its speed is unknown."""
-        if device not in REACHED:
-            return None
-        speed, bandwidth = REACHED[device]
-        return 1e3 * (self.flops / speed + (self.activation_bytes + self.weight_bytes) / bandwidth)
-
-
-def floor(recipe: Recipe) -> Floor:
-    """Both views forward and backward, and forward through the target; one pass over all weights.
-
-    The pass over the weights reads weight, gradient, momentum and target, and writes all but the gradient,
-    with 16-bit copies of weight and target; LARS reads the gradient once more, for its norm.
+    Both views go forward and backward, and forward through the target. One pass over the weights reads
+    weight, gradient, momentum and target, and writes all but the gradient, with 16-bit copies of weight and
+    target; LARS reads the gradient once more, for its norm.
     """
+    if device not in REACHED:
+        return None
     cost, samples = cost_of(recipe), 2 * recipe.batch_size
     shared = [cost.parts[name] for name in ("encoder", "bottleneck", "projector") if name in cost.parts]
     target = shared if cost.target_parameters else []
-    target_flops, target_outputs = sum(p.flops for p in target), sum(p.activations for p in target)
-    passes = cost.activations * (FORWARD + BACKWARD) + target_outputs * FORWARD
+    flops = 2 * samples * (3 * cost.flops + sum(part.flops for part in target))  # a multiply-add is two
+    passes = cost.activations * (FORWARD + BACKWARD) + sum(part.activations for part in target) * FORWARD
     momentum = HALF if recipe.optim.momentum_bits == "16" else 4
     per_weight = 2 * 4 + 2 * momentum + HALF + HALF * (1 + (recipe.optim.name == "lars"))
-    return Floor(
-        2.0 * samples * (3 * cost.flops + target_flops),
-        float(HALF * samples * passes),
-        float(per_weight * cost.parameters + (2 * 4 + HALF) * cost.target_parameters),
-    )
+    weights = per_weight * cost.parameters + (2 * 4 + HALF) * cost.target_parameters
+    speed, bandwidth = REACHED[device]
+    return 1e3 * (flops / speed + (HALF * samples * passes + weights) / bandwidth)
