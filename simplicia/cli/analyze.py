@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import simplicia
 from simplicia.cli.tables import decimals, table
 from simplicia.cli.verbs import POSITIVE, Images, OutputFile, Temperature, verb
 from simplicia.errors import UserError
@@ -25,7 +26,6 @@ def analyze(
     """Analyse entropy, coherence, spectrum, the images of each simplex, and retrieval."""
     from simplicia.analyze.study import analyze
     from simplicia.report.figures import write_figures
-    from simplicia.run import load
     from simplicia.train.checkpoint import newest_of
 
     if out and len(runs) > 1:
@@ -35,7 +35,7 @@ def analyze(
     analyses = []
     for path in runs:
         limits = images, fit_images, temperature
-        run = load(path, given.device)
+        run = simplicia.load(path, given.device)
         analysis, folder = analyze(run, given.data, given.data_dir, *limits, out, again=again)
         about = analysis["data"]
         title = f"{analysis['run']['name']}, {about['images']} {about['split']} images of {about['name']}"
@@ -96,7 +96,6 @@ def _analysis(path: Path, given: Images, images: int | None) -> tuple[Any, Path]
     """The analysis of a run, measured first if it is missing or outdated, or an analysis without its run."""
     from simplicia.analyze.report_data import read
     from simplicia.analyze.study import analyze, folder_of
-    from simplicia.run import load
 
     for folder in () if (path / "checkpoint").is_dir() else (path, path / "analysis"):
         if (analysis := read(folder)) is not None:
@@ -108,7 +107,7 @@ def _analysis(path: Path, given: Images, images: int | None) -> tuple[Any, Path]
             f"{path} is neither a run (there is no recipe.yaml) nor an analysis (there is no readable "
             "analysis.json); give the folder that pretrain or analyze wrote"
         )
-    run, before = load(path, given.device), None
+    run, before = simplicia.load(path, given.device), None
     with suppress(UserError):  # an incomplete one is measured again
         before = read(folder_of(run, given.data))
     if before is None or before.asked is None:

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import simplicia
 from simplicia.cli.tables import Column, table, write_json
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Images, Json, Network, OutputFile, verb
 from simplicia.errors import UserError
@@ -68,9 +69,8 @@ def _measure(path: str, given: OnRun, temperatures: Any, json: Json) -> None:
     from simplicia.data import datasets
     from simplicia.evaluate.features import report_skipped
     from simplicia.evaluate.make_result import data_suffix
-    from simplicia.run import load
 
-    run = load(path, given.device)
+    run = simplicia.load(path, given.device)
     name, data_dir = given.data or run.recipe.data, given.data_dir or run.recipe.data_dir
     size = datasets.decoded_size(name, run.recipe.actual_decode_size)
     train = datasets.load(name, "train", data_dir, size=size)

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import simplicia
 from simplicia.cli.tables import Column, accuracy, decimals, table
 from simplicia.cli.verbs import POSITIVE, Device, verb
 from simplicia.errors import UserError
@@ -24,10 +25,8 @@ def demo(
     device: Device = "auto",
 ) -> None:
     """Pre-train with and without SEM on the built-in shapes, draw and measure, in a few minutes."""
-    from simplicia.api import pretrain
     from simplicia.data import datasets
     from simplicia.provenance import commit, versions
-    from simplicia.sem import entropy
     from simplicia.train import recipes
 
     start = time.monotonic()
@@ -36,13 +35,13 @@ def demo(
     runs: list[Any] = []
     for name in ("shapes-byol", "shapes-byol-sem"):
         length = epochs or recipes.get(name).epochs
-        runs.append(pretrain(name, out=out / name, resume=True, device=device, epochs=length))
+        runs.append(simplicia.pretrain(name, out=out / name, resume=True, device=device, epochs=length))
     base, sem = runs
     train, test = datasets.load("shapes"), datasets.load("shapes", "test")
     picture, vertices = out / "simplices.png", sem.recipe.sem.vertices
     draw(sem, train, test, picture)
     print(f"\nimages that some vertices fire on, and nearest images by code: {picture}")
-    nats, top = entropy(sem.encode(test.images), vertices).mean().item(), math.log(vertices)
+    nats, top = simplicia.entropy(sem.encode(test.images), vertices).mean().item(), math.log(vertices)
     print(f"mean entropy of a simplex: {nats:.2f} nats, between 0 (one-hot) and ln V = {top:.2f} (uniform)\n")
     rows = _measure("BYOL", base, "encoder", train, test)
     for layer in ("encoder", "sem"):

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import simplicia
 from simplicia.cli.verbs import LAYERS, DataDir, Device, Layer, Network, Quiet, RunFolder, Temperature, verb
 
 
@@ -24,9 +25,8 @@ def encode(
     """
     from simplicia.evaluate.encode import check_layers, encode
     from simplicia.evaluate.features import report_skipped
-    from simplicia.run import load
 
-    loaded = load(run, device)
+    loaded = simplicia.load(run, device)
     layers = check_layers(loaded, layer, temperature)
     count, skipped, path = encode(loaded, images, out, layers, temperature, network, data_dir, quiet)
     print(f"{count} images, layer {', '.join(layers)}, written to {path}")
@@ -46,9 +46,7 @@ def export(
 
     .safetensors has the encoder's weights; .pt2 and .onnx have the model from pixels to a layer.
     """
-    from simplicia.run import load
-
-    loaded = load(run, "cpu")
+    loaded = simplicia.load(run, "cpu")
     path, size = loaded.export(file, layer, temperature, network), loaded.recipe.image_size
     what = f"images (N, 3, {size}, {size}) from 0 to 1 to layer {loaded.check_layer(layer)}"
     if path.suffix == ".safetensors":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import simplicia
 from simplicia.cli import verbs
 from simplicia.cli.tables import Column, accuracy, decimals, table, write_json
 from simplicia.cli.verbs import POSITIVE, OutputFile, Quiet, Settings, Temperature, verb
@@ -27,11 +28,6 @@ class Measure(verbs.Images):
     layer: verbs.Layer = None
     network: verbs.Network = "online"
     json: Annotated[OutputFile | None, "file for the numbers (default: in the run)"] = None
-
-    def load(self) -> "Run":
-        from simplicia.run import load
-
-        return load(self.run, self.device)
 
     def labelled(self, run: "Run") -> "tuple[ImageSet, ImageSet]":
         """Training and test images with labels."""
@@ -67,7 +63,7 @@ def probe(
     """
     from simplicia.evaluate.probe import preset_details, probe, progress_bar
 
-    how, run = settings.checked(), given.load()
+    how, run = settings.checked(), simplicia.load(given.run, given.device)
     layer = run.check_layer(given.layer)
     _check_temperatures(settings, layer)
     run.network(given.network)
@@ -113,7 +109,7 @@ def knn(
     from simplicia.evaluate.knn import knn
     from simplicia.evaluate.make_result import K
 
-    run = given.load()
+    run = simplicia.load(given.run, given.device)
     layer = run.check_layer(given.layer)
     result = knn(run, *given.labelled(run), layer, temperature, k or K, network=given.network)
     title = f"{result['k']} nearest neighbours, {_images(result)}, {result['network']} network"
@@ -163,7 +159,7 @@ def transfer(
     """
     from simplicia.evaluate.transfer import default_layer, load_splits, transfer
 
-    how, run = settings.checked(), given.load()
+    how, run = settings.checked(), simplicia.load(given.run, given.device)
     layer = default_layer(run, given.layer)
     sets = load_splits(run, given.data, given.data_dir, how.validation, how.seed)
     result = transfer(run, sets, layer, temperature, how, given.network, quiet)
@@ -183,7 +179,7 @@ def finetune(given: Measure, settings: Settings, *, quiet: Quiet = False) -> Non
     from simplicia.evaluate.finetune import finetune, trainable_layer
     from simplicia.evaluate.transfer import load_splits
 
-    how, run = settings.checked(), given.load()
+    how, run = settings.checked(), simplicia.load(given.run, given.device)
     layer = trainable_layer(run, given.layer)
     sets = load_splits(run, given.data, given.data_dir, how.validation, how.seed)
     result = finetune(run, sets, layer, how, given.network, quiet)
@@ -205,7 +201,7 @@ def semi(
     """
     from simplicia.evaluate.finetune import semi, trainable_layer
 
-    how, run = settings.checked(), given.load()
+    how, run = settings.checked(), simplicia.load(given.run, given.device)
     if list_ is not None and "fraction" in settings.changes:
         raise UserError("--list names the labelled images and --fraction draws them; give one of the two")
     layer = trainable_layer(run, given.layer)
@@ -253,7 +249,7 @@ def robustness(
     from simplicia.evaluate.robustness import robustness
     from simplicia.evaluate.transfer import default_layer
 
-    how, run = settings.checked(), given.load()
+    how, run = settings.checked(), simplicia.load(given.run, given.device)
     if not sets and not corrupt:
         raise UserError("there is nothing to test on; give --sets FOLDER … or --corrupt")
     if temperature is not None and probe != "logistic":

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import simplicia
 from simplicia.cli.tables import cell, table
 from simplicia.cli.verbs import verb
 
@@ -40,8 +41,6 @@ def datasets() -> None:
 @verb("methods")
 def methods() -> None:
     """List the methods and their options."""
-    from simplicia import methods
-
-    options = {name: methods.options(name).values() for name in methods.names()}
+    options = {name: simplicia.methods.options(name).values() for name in simplicia.methods.names()}
     rows = [[name, ", ".join(f"{o.name} {cell(o.default)}" for o in each)] for name, each in options.items()]
     table("methods", ["name", "options (as --NAME.OPTION)"], rows)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import simplicia
 from simplicia.cli.verbs import VERBS
 from simplicia.errors import Diverged, Failed, Interrupted, Unfinished, UserError, unknown
 
@@ -65,9 +66,7 @@ def _raise_on_sigterm() -> Iterator[None]:
 def _dispatch(words: list[str]) -> None:
     name, *rest = words or ["--help"]
     if name == "--version":
-        from simplicia import __version__
-
-        print(f"simplicia {__version__}")
+        print(f"simplicia {simplicia.__version__}")
         return
     for module in MODULES.split():
         importlib.import_module(f"simplicia.cli.{module}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import simplicia
 from simplicia.cli.tables import Column, accuracy, cell, decimals, table
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, Parser, Quiet, Settings, verb
 from simplicia.errors import UserError
@@ -30,7 +31,6 @@ class Training:
 
 def named_recipe(parser: Parser, words: list[str]) -> "Recipe":
     """The recipe named first; adds the options of its method."""
-    from simplicia import methods
     from simplicia.train import recipes
 
     if not words:
@@ -42,12 +42,12 @@ def named_recipe(parser: Parser, words: list[str]) -> "Recipe":
     method = parser.peek(words, "--method", recipe.method)
     values = recipe.options if method == recipe.method else {}
     group = parser.add_argument_group(f"options of {method}")
-    for option in methods.options(method).values():
+    for option in simplicia.methods.options(method).values():
         value = values.get(option.name, option.default)
         parser.add_setting(group, f"options.{option.name}", option, value, f"{method}.{option.name}")
     for word in words:
         other = word.removeprefix("--").partition(".")[0]
-        if word.startswith("--") and "." in word and other in methods.names() and other != method:
+        if word.startswith("--") and "." in word and other in simplicia.methods.names() and other != method:
             raise UserError(f"{word.split('=')[0]} is an option of {other}, and the method is {method}")
     return recipe
 
@@ -66,11 +66,10 @@ def pretrain(
 
     Every setting of the recipe is an option.
     """
-    from simplicia.api import pretrain
-
     if given.resume and out and not Path(out, "recipe.yaml").exists():
         print(f"there is no run in {out} to resume: a new one begins", file=sys.stderr)
-    run = pretrain(recipe, out=out, processes=processes, dry_run=dry_run, **vars(given), **settings.changes)
+    options = {"out": out, "processes": processes, "dry_run": dry_run, **vars(given), **settings.changes}
+    run = simplicia.pretrain(recipe, **options)
     if run is not None:
         print(f"{run.path}: {run.step} steps in {run.state['seconds']:.0f} s, loss {run.state['loss']:.4f}")
         print(f"next: simplicia {_next(run)}")
