@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from simplicia.cli.bench.parts import MEAN, STD, STRONG, bench_views
-from simplicia.cli.bench.timing import time_in_turns
+from simplicia.cli.bench.step import time_in_turns
 from simplicia.devices import choose
 
 

@@ -1,38 +1,31 @@
 """simplicia analyze, report: look inside runs."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from simplicia.cli.options import POSITIVE, Images, OutputFile, Temperature
+import simplicia
 from simplicia.cli.tables import decimals, table
-from simplicia.cli.verbs import verb
+from simplicia.cli.verbs import POSITIVE, Images, OutputFile, Temperature, verb
 from simplicia.errors import UserError
 
 
-@verb(
-    "analyze RUN [RUN …]", "analyse entropy, coherence, spectrum, the images of each simplex, and retrieval"
-)
+@verb("analyze RUN [RUN …]")
 def analyze(
     runs: Annotated[tuple[str, ...], "folder of a run; several share figures"],
     given: Images,
     *,
     temperature: Temperature = None,
     images: Annotated[int, "largest number of images", POSITIVE] = 10_000,
-    fit_images: Annotated[
-        int | None, "training images for the linear classifiers (default: all; on a CPU 5000)", POSITIVE
-    ] = None,
-    out: Annotated[
-        str | None,
-        "folder for the analysis of one run (default: RUN/analysis, with --data RUN/analysis-NAME)",
-    ] = None,
+    fit_images: Annotated[int | None, "training images to fit on (default: all; CPU: 5000)", POSITIVE] = None,
+    out: Annotated[str | None, "folder, for one run (default: analysis or analysis-NAME in RUN)"] = None,
     figures: Annotated[str | None, "folder for figures as SVG, PNG and CSV"] = None,
     again: Annotated[bool, "repeat an analysis of the same checkpoint"] = False,
 ) -> None:
-    """Analyse entropy, coherence, spectrum, the images each simplex fires on, and retrieval."""
+    """Analyse entropy, coherence, spectrum, the images of each simplex, and retrieval."""
     from simplicia.analyze.study import analyze
     from simplicia.report.figures import write_figures
-    from simplicia.run import load
     from simplicia.train.checkpoint import newest_of
 
     if out and len(runs) > 1:
@@ -41,7 +34,8 @@ def analyze(
         newest_of(path)
     analyses = []
     for path in runs:
-        run, limits = load(path, given.device), (images, fit_images, temperature)
+        limits = images, fit_images, temperature
+        run = simplicia.load(path, given.device)
         analysis, folder = analyze(run, given.data, given.data_dir, *limits, out, again=again)
         about = analysis["data"]
         title = f"{analysis['run']['name']}, {about['images']} {about['split']} images of {about['name']}"
@@ -54,44 +48,38 @@ def analyze(
         print(f"{len(write_figures(analyses, figures))} files written to {figures}")
 
 
-def _rows(analysis: Any) -> list[list[str]]:
-    rows = []
+def _rows(analysis: Any) -> Iterator[list[str]]:
     for curve in analysis["entropy"]["curves"] if analysis["entropy"] else ():
         top = analysis["entropy"]["ln_vertices"]
-        rows.append([f"entropy at {curve['temperature']:g}", f"{curve['mean']:.3f} of {top:.3f} nats"])
+        yield [f"entropy at {curve['temperature']:g}", f"{curve['mean']:.3f} of {top:.3f} nats"]
     for layer in analysis["spectrum"]["layers"]:
         rank = f"{layer['effective_rank']:.1f} of {layer['features']}"
-        rows.append([f"effective rank, {layer['layer']}", rank])
+        yield [f"effective rank, {layer['layer']}", rank]
     for curve in analysis["coherence"]["curves"] if analysis["coherence"] else ():
         if values := curve["coherence"]:
             at = " ".join(decimals(values[k - 1], 3) for k in (1, 5, 20) if k <= len(values))
-            rows.append([f"coherence at K = 1, 5, 20, {curve['label']}", at])
+            yield [f"coherence at K = 1, 5, 20, {curve['label']}", at]
     if atlas := analysis["atlas"]:
         simplices = atlas["simplices"]
-        rows.append(["dead vertices", f"{atlas['dead_vertices']} of {simplices * atlas['vertices']}"])
-        rows.append(["duplicate simplices", f"{atlas['duplicate_simplices']} of {simplices}"])
+        yield ["dead vertices", f"{atlas['dead_vertices']} of {simplices * atlas['vertices']}"]
+        yield ["duplicate simplices", f"{atlas['duplicate_simplices']} of {simplices}"]
     for layer in analysis["retrieval"]["layers"] if analysis["retrieval"] else ():
         if layer["by_class"]:
-            precision = decimals(layer["by_class"][0], 3)
-            rows.append([f"precision of the nearest image, {layer['layer']}", precision])
-    return rows
+            yield [f"precision of the nearest image, {layer['layer']}", decimals(layer["by_class"][0], 3)]
 
 
-@verb("report RUN [RUN …]", "write one HTML page about a run, or about several")
+@verb("report RUN [RUN …]")
 def report(
     runs: Annotated[tuple[str, ...], "folder of a run or of an analysis; several share figures"],
     given: Images,
     *,
-    out: Annotated[
-        OutputFile | None,
-        "page to write (default: RUN/report.html, with --data RUN/report-NAME.html, of several runs "
-        "compare.html)",
-    ] = None,
-    images: Annotated[
-        int | None, "largest number of images (default: that of the last analysis, or 10000)", POSITIVE
-    ] = None,
+    out: Annotated[OutputFile | None, "page (default: report.html or report-NAME.html in RUN)"] = None,
+    images: Annotated[int | None, "most images (default: as analysed last, or 10000)", POSITIVE] = None,
 ) -> None:
-    """Write one HTML page about runs: curves, probes, entropy, coherence graph, atlas, retrieval."""
+    """Write one HTML page about a run, or about several.
+
+    It shows training curves, probes, entropy, the coherence graph, the atlas of simplices, and retrieval.
+    """
     from simplicia.report.page import write
 
     if out and out.suffix.lower() not in (".html", ".htm"):
@@ -108,11 +96,9 @@ def _analysis(path: Path, given: Images, images: int | None) -> tuple[Any, Path]
     """The analysis of a run, measured first if it is missing or outdated, or an analysis without its run."""
     from simplicia.analyze.report_data import read
     from simplicia.analyze.study import analyze, folder_of
-    from simplicia.run import load
 
     for folder in () if (path / "checkpoint").is_dir() else (path, path / "analysis"):
-        analysis = read(folder)
-        if analysis is not None:
+        if (analysis := read(folder)) is not None:
             if given.data or images:
                 raise UserError(f"{folder} is an analysis without its run; --data and --images need the run")
             return analysis, folder
@@ -121,11 +107,10 @@ def _analysis(path: Path, given: Images, images: int | None) -> tuple[Any, Path]
             f"{path} is neither a run (there is no recipe.yaml) nor an analysis (there is no readable "
             "analysis.json); give the folder that pretrain or analyze wrote"
         )
-    run, before = load(path, given.device), None
+    run, before = simplicia.load(path, given.device), None
     with suppress(UserError):  # an incomplete one is measured again
         before = read(folder_of(run, given.data))
-    asked = before.asked if before else None
-    if asked is None:
+    if before is None or before.asked is None:
         return analyze(run, given.data, given.data_dir, images or 10_000)
-    limits = images or asked.images, asked.fit_images, asked.temperature
-    return analyze(run, given.data or asked.data, given.data_dir, *limits)
+    limits = images or before.asked.images, before.asked.fit_images, before.asked.temperature
+    return analyze(run, given.data or before.asked.data, given.data_dir, *limits)

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from simplicia.cli.options import POSITIVE, Device
-from simplicia.cli.tables import accuracy, decimals, table
-from simplicia.cli.verbs import verb
+import simplicia
+from simplicia.cli.tables import Column, accuracy, decimals, table
+from simplicia.cli.verbs import POSITIVE, Device, verb
 from simplicia.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,20 +17,16 @@ if TYPE_CHECKING:
 ROWS, COLUMNS = 6, 10  # images in each half of the picture
 
 
-@verb("demo", "pre-train with and without SEM on the built-in shapes, draw and measure, in a few minutes")
+@verb("demo")
 def demo(
     *,
     out: Annotated[Path, "folder to write"] = Path("demo"),
     epochs: Annotated[int | None, "epochs of pre-training (default: the recipe's)", POSITIVE] = None,
     device: Device = "auto",
 ) -> None:
-    """Pre-train BYOL with and without SEM on the built-in shapes, draw its simplices, and measure both."""
-    from simplicia.api import pretrain
+    """Pre-train with and without SEM on the built-in shapes, draw and measure, in a few minutes."""
     from simplicia.data import datasets
-    from simplicia.evaluate.features import encoder_features
     from simplicia.provenance import commit, versions
-    from simplicia.representation import represent
-    from simplicia.sem import entropy
     from simplicia.train import recipes
 
     start = time.monotonic()
@@ -39,23 +35,19 @@ def demo(
     runs: list[Any] = []
     for name in ("shapes-byol", "shapes-byol-sem"):
         length = epochs or recipes.get(name).epochs
-        runs.append(pretrain(name, out=out / name, resume=True, device=device, epochs=length))
+        runs.append(simplicia.pretrain(name, out=out / name, resume=True, device=device, epochs=length))
     base, sem = runs
     train, test = datasets.load("shapes"), datasets.load("shapes", "test")
-    picture = out / "simplices.png"
+    picture, vertices = out / "simplices.png", sem.recipe.sem.vertices
     draw(sem, train, test, picture)
     print(f"\nimages that some vertices fire on, and nearest images by code: {picture}")
-    vertices = sem.recipe.sem.vertices
-    probabilities = represent(sem.network(), encoder_features(sem, test.images), "sem")
-    nats, top = entropy(probabilities, vertices).mean().item(), math.log(vertices)
+    nats, top = simplicia.entropy(sem.encode(test.images), vertices).mean().item(), math.log(vertices)
     print(f"mean entropy of a simplex: {nats:.2f} nats, between 0 (one-hot) and ln V = {top:.2f} (uniform)\n")
-    rows = _measure(base, sem, train, test)
-    columns: dict[str, Any] = {
-        "pre-trained with": "model",
-        "measured on": "layer",
-        "temperature": "temperature",
-    }
-    columns |= {"linear probe": accuracy, "kNN": lambda row: decimals(row["knn_accuracy"])}
+    rows = _measure("BYOL", base, "encoder", train, test)
+    for layer in ("encoder", "sem"):
+        rows += _measure("BYOL + SEM", sem, layer, train, test)
+    columns: list[Column] = [("pre-trained with", "model"), ("measured on", "layer"), "temperature"]
+    columns += [("linear probe", accuracy), ("kNN", lambda row: decimals(row["knn_accuracy"]))]
     table("test accuracy on shapes, offline, in percent", columns, rows)
     seconds = time.monotonic() - start
     result: dict[str, Any] = {"entropy": nats, "ln_vertices": top, "probes": rows, "seconds": seconds}
@@ -65,22 +57,17 @@ def demo(
     print(f"\nguessing gives {chance:.1f} %; {seconds:.0f} s in all; see {out / 'demo.json'}")
 
 
-def _measure(base: "Run", sem: "Run", train: "ImageSet", test: "ImageSet") -> list[dict[str, Any]]:
-    """Linear probes and nearest neighbours of both runs; the probes are also stored in the runs."""
+def _measure(model: str, run: "Run", layer: str, train: "ImageSet", test: "ImageSet") -> list[dict[str, Any]]:
+    """Linear probes, which are also stored in the run, and nearest neighbours."""
     from simplicia.evaluate.knn import knn
     from simplicia.evaluate.probe import preset, probe
 
+    result = probe(run, train, test, layer, preset("demo"))
+    run.write_result(f"probe-{layer}", result)
     rows = []
-    for label, run, layer in (
-        ("BYOL", base, "encoder"),
-        ("BYOL + SEM", sem, "encoder"),
-        ("BYOL + SEM", sem, "sem"),
-    ):
-        result = probe(run, train, test, layer, preset("demo"))
-        run.write_result(f"probe-{layer}", result)
-        for row in result["per_temperature"] or [result.to_json()]:
-            near = knn(run, train, test, layer, row["temperature"])
-            rows.append({**row, "model": label, "layer": layer, "knn_accuracy": near["accuracy"]})
+    for row in result["per_temperature"] or [result.to_json()]:
+        near = knn(run, train, test, layer, row["temperature"])
+        rows.append({**row, "model": model, "layer": layer, "knn_accuracy": near["accuracy"]})
     return rows
 
 

@@ -1,46 +1,39 @@
 """simplicia encode, export: representations of images, and models for other software."""
 
-import sys
 from typing import Annotated
 
-from simplicia.cli.options import DataDir, Device, Layer, Network, Quiet, RunFolder, Temperature
-from simplicia.cli.verbs import verb
+import simplicia
+from simplicia.cli.verbs import LAYERS, DataDir, Device, Layer, Network, Quiet, RunFolder, Temperature, verb
 
 
-@verb("encode RUN IMAGES", "encode images as features or codes: simplicia encode RUN images/ --out codes.npz")
+@verb("encode RUN IMAGES")
 def encode(
     run: RunFolder,
     images: Annotated[str, "folder of images, an image, or a data set"],
     *,
     out: Annotated[str, "file to write, .npz"],
-    layer: Annotated[
-        tuple[str, ...] | None,
-        "encoder, embedder, sem, codes, …, or several (default: sem if the run has it)",
-    ] = None,
+    layer: Annotated[tuple[str, ...] | None, f"one or several of {LAYERS}"] = None,
     temperature: Temperature = None,
     network: Network = "online",
     data_dir: DataDir = None,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Write the representations of images to an .npz file.
+    """Encode images as features or codes: simplicia encode RUN images/ --out codes.npz.
 
     The file also has the images' file names or, for a named data set, labels, classes and split.
     """
     from simplicia.evaluate.encode import check_layers, encode
-    from simplicia.run import load
+    from simplicia.evaluate.features import report_skipped
 
-    loaded = load(run, device)
+    loaded = simplicia.load(run, device)
     layers = check_layers(loaded, layer, temperature)
     count, skipped, path = encode(loaded, images, out, layers, temperature, network, data_dir, quiet)
     print(f"{count} images, layer {', '.join(layers)}, written to {path}")
-    for name, reason in skipped[:5]:
-        print(f"skipped {name}: {reason}", file=sys.stderr)
-    if len(skipped) > 5:
-        print(f"… and {len(skipped) - 5} more", file=sys.stderr)
+    report_skipped(images, skipped)
 
 
-@verb("export RUN FILE", "export the encoder, or everything up to a layer: simplicia export RUN model.onnx")
+@verb("export RUN FILE")
 def export(
     run: RunFolder,
     file: Annotated[str, "file to write: .safetensors, .pt2 or .onnx"],
@@ -49,10 +42,11 @@ def export(
     temperature: Temperature = None,
     network: Network = "online",
 ) -> None:
-    """Export the encoder's weights (.safetensors), or the model from pixels to a layer (.pt2, .onnx)."""
-    from simplicia.run import load
+    """Export the encoder, or everything up to a layer: simplicia export RUN model.onnx.
 
-    loaded = load(run, "cpu")
+    .safetensors has the encoder's weights; .pt2 and .onnx have the model from pixels to a layer.
+    """
+    loaded = simplicia.load(run, "cpu")
     path, size = loaded.export(file, layer, temperature, network), loaded.recipe.image_size
     what = f"images (N, 3, {size}, {size}) from 0 to 1 to layer {loaded.check_layer(layer)}"
     if path.suffix == ".safetensors":

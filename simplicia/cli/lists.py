@@ -2,13 +2,14 @@
 
 from typing import Annotated
 
+import simplicia
 from simplicia.cli.tables import cell, table
 from simplicia.cli.verbs import verb
 
 
-@verb("recipes [NAME]", "list the named recipes, or the settings of one")
+@verb("recipes [NAME]")
 def recipes(name: Annotated[str | None, "recipe to print"] = None) -> None:
-    """List the named recipes or, given a name, print all settings of one as YAML."""
+    """List the named recipes, or the settings of one as YAML."""
     import yaml
 
     from simplicia.settings import as_dict
@@ -27,23 +28,19 @@ def recipes(name: Annotated[str | None, "recipe to print"] = None) -> None:
     table("recipes", ["name", "data", "encoder", "epochs", "optimiser, lr", "tau / tau'"], rows)
 
 
-@verb("datasets", "list the data sets")
+@verb("datasets")
 def datasets() -> None:
-    """List the named data sets."""
+    """List the data sets."""
     from simplicia.data.datasets import REGISTRY
 
-    rows = [[name, REGISTRY[name].where, REGISTRY[name].description] for name in sorted(REGISTRY)]
+    rows = [[name, about.where, about.description] for name, about in sorted(REGISTRY.items())]
     rows.append(["FOLDER", "your own", "folder/<class>/*, folder/{train,test}/<class>/*, or just images"])
     table("data sets", ["name", "where", "what"], rows)
 
 
-@verb("methods", "list the methods and their options")
+@verb("methods")
 def methods() -> None:
-    """List the self-supervised methods and their options."""
-    from simplicia import methods
-
-    rows = []
-    for name in methods.names():
-        options = methods.options(name).values()
-        rows.append([name, ", ".join(f"{option.name} {cell(option.default)}" for option in options)])
+    """List the methods and their options."""
+    options = {name: simplicia.methods.options(name).values() for name in simplicia.methods.names()}
+    rows = [[name, ", ".join(f"{o.name} {cell(o.default)}" for o in each)] for name, each in options.items()]
     table("methods", ["name", "options (as --NAME.OPTION)"], rows)

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import simplicia
 from simplicia.cli.verbs import VERBS
 from simplicia.errors import Diverged, Failed, Interrupted, Unfinished, UserError, unknown
 
 # in the order of the help; each registers one verb or a few
-MODULES = "demo pretrain evaluate encode analyze reproduce sweep bound bench cost lists"
+MODULES = "demo pretrain evaluate encode analyze reproduce bound bench cost lists"
 STATUS = {UserError: 2, Diverged: 1, Failed: 1, Unfinished: 75}  # 75 is EX_TEMPFAIL: try again
 
 
@@ -28,13 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _dispatch(words)
             return 0
     except tuple(STATUS) as error:
-        return _complain(error, next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS))
+        return _complain(error, next(STATUS[kind] for kind in STATUS if isinstance(error, kind)))
     except Interrupted as stop:
         return _complain(stop, 128 + stop.signal)
-    except _Terminated:
-        return _complain("terminated", 143)
-    except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+    except KeyboardInterrupt as stop:
+        return _complain("terminated", 143) if stop.args else _complain("interrupted", 130)
     except BrokenPipeError:  # the reader of our output left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -48,33 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"the device is out of memory; use {less}", 2)
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM arrived; like Ctrl-C it lets context managers clean up."""
-
-
 @contextmanager
 def _raise_on_sigterm() -> Iterator[None]:
-    """Raise ``_Terminated`` on SIGTERM, unless the work installs a handler of its own."""
+    """Treat SIGTERM like Ctrl-C, so that context managers clean up, unless the work has its own handler."""
 
     def stop(number: int, frame: object) -> None:
-        raise _Terminated
+        raise KeyboardInterrupt("terminated")
 
-    if threading.current_thread() is not threading.main_thread():  # others cannot install handlers
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
+    is_main = threading.current_thread() is threading.main_thread()  # others cannot install handlers
+    before = signal.signal(signal.SIGTERM, stop) if is_main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _dispatch(words: list[str]) -> None:
     name, *rest = words or ["--help"]
     if name == "--version":
-        from simplicia import __version__
-
-        print(f"simplicia {__version__}")
+        print(f"simplicia {simplicia.__version__}")
         return
     for module in MODULES.split():
         importlib.import_module(f"simplicia.cli.{module}")

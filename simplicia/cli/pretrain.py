@@ -1,13 +1,14 @@
-"""simplicia pretrain: train a recipe."""
+"""simplicia pretrain, sweep: train a recipe, or train it with many settings."""
 
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from simplicia.cli.options import Device, Parser, Quiet
-from simplicia.cli.verbs import Settings, verb
+import simplicia
+from simplicia.cli.tables import Column, accuracy, cell, decimals, table
+from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, Parser, Quiet, Settings, verb
 from simplicia.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,31 +31,28 @@ class Training:
 
 def named_recipe(parser: Parser, words: list[str]) -> "Recipe":
     """The recipe named first; adds the options of its method."""
-    from simplicia import methods
     from simplicia.train import recipes
 
     if not words:
         words.append("--help")
     name = "byol-sem" if words[0] in ("-h", "--help") else words[0]
     if name.startswith("-"):
-        raise UserError(
-            f"{parser.prog} takes a recipe's name first, not {name}; simplicia recipes lists them"
-        )
+        raise UserError(f"{parser.prog} takes a recipe's name first, not {name}; see simplicia recipes")
     recipe = recipes.get(name)
     method = parser.peek(words, "--method", recipe.method)
     values = recipe.options if method == recipe.method else {}
     group = parser.add_argument_group(f"options of {method}")
-    for option in methods.options(method).values():
+    for option in simplicia.methods.options(method).values():
         value = values.get(option.name, option.default)
         parser.add_setting(group, f"options.{option.name}", option, value, f"{method}.{option.name}")
     for word in words:
         other = word.removeprefix("--").partition(".")[0]
-        if word.startswith("--") and "." in word and other in methods.names() and other != method:
+        if word.startswith("--") and "." in word and other in simplicia.methods.names() and other != method:
             raise UserError(f"{word.split('=')[0]} is an option of {other}, and the method is {method}")
     return recipe
 
 
-@verb("pretrain RECIPE", "train a recipe: simplicia pretrain cifar100-byol-sem --epochs 200", named_recipe)
+@verb("pretrain RECIPE", named_recipe)
 def pretrain(
     recipe: RecipeName,
     settings: Settings,
@@ -64,12 +62,14 @@ def pretrain(
     processes: Annotated[int, "processes that share the batch"] = 1,
     dry_run: Annotated[bool, "take three steps, print the plan, and stop"] = False,
 ) -> None:
-    """Train a recipe. Every setting of the recipe is an option."""
-    from simplicia.api import pretrain
+    """Train a recipe: simplicia pretrain cifar100-byol-sem --epochs 200.
 
+    Every setting of the recipe is an option.
+    """
     if given.resume and out and not Path(out, "recipe.yaml").exists():
         print(f"there is no run in {out} to resume: a new one begins", file=sys.stderr)
-    run = pretrain(recipe, out=out, processes=processes, dry_run=dry_run, **vars(given), **settings.changes)
+    options = {"out": out, "processes": processes, "dry_run": dry_run, **vars(given), **settings.changes}
+    run = simplicia.pretrain(recipe, **options)
     if run is not None:
         print(f"{run.path}: {run.step} steps in {run.state['seconds']:.0f} s, loss {run.state['loss']:.4f}")
         print(f"next: simplicia {_next(run)}")
@@ -83,3 +83,76 @@ def _next(run: "Run") -> str:
     if data in datasets.names() or not Path(data).is_dir() or folder.layout(Path(data))[0].labelled:
         return f"probe {path}"
     return f"encode {path} {shlex.quote(data)} --out features.npz"
+
+
+@verb("sweep RECIPE", named_recipe)
+def sweep(
+    recipe: RecipeName,
+    settings: Settings,
+    given: Training,
+    *,
+    grid: Annotated[list[str] | None, "SETTING=A,B,C: try every combination"] = None,
+    search: Annotated[list[str] | None, "SETTING=LOW..HIGH[:log] or SETTING=A,B,C: draw settings"] = None,
+    trials: Annotated[int | None, "number of trials of a search (default: 12)", POSITIVE] = None,
+    out: Annotated[str | None, "folder of the sweep (default: sweeps/RECIPE)"] = None,
+    prune: Annotated[bool | None, "stop trials below the others' median (default: in a search)"] = None,
+    downstream_temperatures: Annotated[
+        tuple[float, ...] | None, "temperatures of the probe that ranks trials", NOT_NEGATIVE
+    ] = None,
+    probe_epochs: Annotated[int | None, "epochs of that probe (default: 30)", POSITIVE] = None,
+) -> None:
+    """Try many settings: simplicia sweep shapes-byol-sem --grid sem.simplices=16,64,256.
+
+    They are compared on held-out training images.
+    """
+    from simplicia.experiments.sweep import sweep
+
+    tried = {"grid": _assignments(grid, "16,64,256"), "search": _assignments(search, "0.1..1:log")}
+    how: Any = {"trials": trials, "out": out, "prune": prune, "probe_epochs": probe_epochs}
+    how |= {"temperatures": downstream_temperatures, **tried, **vars(given), **settings.changes}
+    outcome = sweep(recipe, **how)
+    columns: list[Column] = ["trial"]
+    columns += [(name, lambda row, name=name: row["settings"].get(name)) for name in outcome["settings"]]
+    columns += ["state", ("validation %", lambda row: accuracy(row, "validation_accuracy", 2))]
+    columns += [("downstream temperature", "downstream_temperature")]
+    columns += [("seconds", lambda row: decimals(row["seconds"], 0))]
+    title = f"{recipe}: accuracy on {outcome['validation_images']} held-out training images"
+    table(title, columns, outcome["trials"])
+    if downstream_temperatures or not outcome["settings"]:  # a recipe alone is a sweep over temperatures
+        at_each = [(row["trial"], each) for row in outcome["trials"] for each in row["per_temperature"]]
+        rows = [[trial, each["temperature"], decimals(each["accuracy"], 2)] for trial, each in at_each]
+        table("at each downstream temperature", ["trial", "downstream temperature", "validation %"], rows)
+    best = outcome["best"]
+    shown, at = accuracy(best, "validation_accuracy", 2), cell(best["downstream_temperature"])
+    print(f"best: trial {best['trial']}, {shown} %, downstream temperature {at}")
+    print(f"written to {out or f'sweeps/{recipe}'}/sweep.json, sweep.csv and sweep.svg")
+    print(f"next, on all training images: simplicia pretrain {_best_command(settings.defaults, outcome)}")
+
+
+def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None:
+    settings: dict[str, str] = {}
+    for word in words or []:
+        name, _, values = word.partition("=")
+        if not name or not values:
+            raise UserError(f"{word!r} is not SETTING=VALUES, such as sem.simplices={example}")
+        if name in settings:
+            raise UserError(f"{name} is given twice")
+        settings[name] = values
+    return settings or None
+
+
+def _best_command(recipe: Any, outcome: Any) -> str:
+    """The arguments of ``pretrain`` that train with the best settings, also after resuming a sweep."""
+    from simplicia.settings import as_dict, flat
+
+    named, swept = flat(as_dict(recipe)), flat(outcome["plan"]["recipe"])
+    method = outcome["best"]["settings"].get("method", swept["method"])
+    left_out = {"name", "holdout", *(["online_every"] if outcome["plan"]["prune"] else [])}
+    changes = {k: v for k, v in swept.items() if k not in left_out and v != named.get(k)}
+    if method != swept["method"]:  # options belong to their method
+        changes = {k: v for k, v in changes.items() if not k.startswith("options.")}
+    words = [recipe.name]
+    for name, value in (changes | outcome["best"]["settings"]).items():
+        words.append(f"--{name.replace('options.', f'{method}.').replace('_', '-')}")
+        words += map(str, value if isinstance(value, list) else [value])
+    return shlex.join(words)

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from simplicia.cli.options import NOT_NEGATIVE, POSITIVE, Device, OutputFile, Quiet
 from simplicia.cli.tables import decimals, table
-from simplicia.cli.verbs import Words, verb
+from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, OutputFile, Quiet, Words, verb
 from simplicia.errors import Failed, Interrupted, Unfinished, UserError
 from simplicia.files import write_file
 
@@ -29,16 +28,14 @@ class Size:
     keep: Annotated[int, "checkpoints per run", POSITIVE] = 1
     drop: Annotated[bool, "delete the weights of measured runs"] = False
     retry: Annotated[bool, "repeat cells that failed"] = False
-    minutes: Annotated[
-        float | None, "stop within this time, with status 75 if work is left", NOT_NEGATIVE
-    ] = None
+    minutes: Annotated[float | None, "stop by then, with status 75 if work is left", NOT_NEGATIVE] = None
     probe_minutes: Annotated[float, "start no measurement with less of --minutes left", NOT_NEGATIVE] = 3.0
     note: Annotated[str | None, "note to store with the new results"] = None
     device: Device = "auto"
     quiet: Quiet = False
 
 
-@verb("reproduce NAME", "measure a table or figure of the paper: simplicia reproduce table1 --only byol")
+@verb("reproduce NAME")
 def reproduce(
     given: Size,
     words: Words,
@@ -48,7 +45,7 @@ def reproduce(
     page: Annotated[OutputFile | None, "write all results as Markdown"] = None,
     figure: Annotated[OutputFile | None, "only draw the results of NAME (.svg, .png, .pdf)"] = None,
 ) -> None:
-    """Measure a table or figure of the paper and show it next to the paper's numbers.
+    """Measure a table or figure of the paper: simplicia reproduce table1 --only byol.
 
     Models that are not trained yet are trained first. After a stop, the same command continues.
     """
@@ -62,39 +59,31 @@ def reproduce(
         print(f"written to {write_file(page, all_results(given.results, page).encode(), 'the page')}")
     elif name is None:
         raise UserError("reproduce takes an experiment's name, such as table1; --list shows them")
-    elif figure is not None:
-        _draw(name, given, figure)
     else:
-        _run(name, given, f"continue with: simplicia reproduce {shlex.join(words)}")
+        _run(name, given, figure, f"continue with: simplicia reproduce {shlex.join(words)}")
 
 
-def _draw(name: str, given: Size, path: Path) -> None:
+def _run(name: str, given: Size, figure: Path | None, how_to_continue: str) -> None:
     from simplicia.experiments import get, store
     from simplicia.experiments.figures import draw
-    from simplicia.experiments.reproduce import Options, Session
-
-    experiment = get(name)
-    session = Session(experiment, Options(**vars(given)))
-    indices = {experiment.cells.index(cell) for cell in experiment.select(given.only)}
-    asked = {"epochs": given.epochs, "batch_size": given.batch_size}
-    rows = [
-        row
-        for row in store.read(session.path)
-        if experiment.index(row.cell) in indices
-        and row.pretrained_on in (None, session.data)
-        and all(value in (None, row.get(key)) for key, value in asked.items())
-    ]
-    draw(experiment, rows, path)
-    print(f"drawn to {path}")
-
-
-def _run(name: str, given: Size, how_to_continue: str) -> None:
-    from simplicia.experiments import get, store
     from simplicia.experiments.reproduce import Options, Session, reproduce
     from simplicia.experiments.tables import markdown
 
-    experiment, options = get(name), Options(**vars(given))
-    path, failed = Session(experiment, options).path, None
+    experiment, options, failed = get(name), Options(**vars(given)), None
+    session = Session(experiment, options)
+    if figure is not None:
+        indices = {experiment.cells.index(cell) for cell in experiment.select(given.only)}
+        asked = {"epochs": given.epochs, "batch_size": given.batch_size}
+        rows = [
+            row
+            for row in store.read(session.path)
+            if experiment.index(row.cell) in indices
+            and row.pretrained_on in (None, session.data)
+            and all(value in (None, row.get(key)) for key, value in asked.items())
+        ]
+        draw(experiment, rows, figure)
+        print(f"drawn to {figure}")
+        return
     try:
         reproduce(experiment, options)
     except Failed as error:
@@ -106,8 +95,8 @@ def _run(name: str, given: Size, how_to_continue: str) -> None:
         if stop.signal == 0:
             raise Unfinished(f"{reason}: the time is up; {how_to_continue}") from None
         raise Interrupted(f"{reason}; finished work is kept; {how_to_continue}", stop.signal) from None
-    print(markdown(experiment, store.read(path)))
-    print(f"written to {path}")
+    print(markdown(experiment, store.read(session.path)))
+    print(f"written to {session.path}")
     if failed is not None:
         raise failed
 

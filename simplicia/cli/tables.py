@@ -1,33 +1,32 @@
 """Tables for people, the same numbers as JSON for programs."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from simplicia import result
 
+Column = str | tuple[str, Any]  # a title that is also a key, or a title and a key, or a function of the row
 
-def table(
-    title: str, columns: Iterable[str] | dict[str, str | Callable[[Any], Any]], rows: Iterable[Any]
-) -> None:
-    """Print rows of values or, if columns map titles to keys or functions, rows with names.
+
+def table(title: str, columns: Sequence[Column], rows: Iterable[Any]) -> None:
+    """Print rows, which are lists of values, or have them by the keys of the columns.
 
     "-" stands for None. Numbers in columns whose titles end in "%" have one digit behind the point.
     """
     from rich.console import Console
     from rich.table import Table
 
-    if isinstance(columns, dict):
-        keys = columns.values()
-        rows = [[key(row) if callable(key) else row.get(key) for key in keys] for row in rows]
-    titles = list(columns)
+    pairs = [(column, column) if isinstance(column, str) else column for column in columns]
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in titles:
+    for name, _ in pairs:
         grid.add_column(name, overflow="fold")
     for row in rows:
-        pairs = zip(titles, row, strict=True)
-        grid.add_row(*(decimals(v) if t[-1:] == "%" and isinstance(v, float) else cell(v) for t, v in pairs))
+        if not isinstance(row, list):
+            row = [key(row) if callable(key) else row.get(key) for _, key in pairs]
+        cells = zip(row, (name.endswith("%") for name, _ in pairs), strict=True)
+        grid.add_row(*(decimals(v) if percent and isinstance(v, float) else cell(v) for v, percent in cells))
     Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160).print(grid)
 
 

@@ -1,6 +1,7 @@
 """The benchmarks run and write provenance with their numbers; no test asserts a time."""
 
 import json
+import math
 import runpy
 import subprocess
 import sys
@@ -10,9 +11,8 @@ import pytest
 import torch
 
 from simplicia import cli
-from simplicia.cli.bench.floor import floor
 from simplicia.cli.bench.parts import SMALL, bench_sem, bench_views
-from simplicia.cli.bench.step import by_kind
+from simplicia.cli.bench.step import REACHED, floor_ms, kind_of
 from simplicia.cli.tables import cell
 from simplicia.settings import with_changes
 from simplicia.train import recipes
@@ -97,21 +97,21 @@ def test_kernels_are_sorted_by_kind():
         "triton_poi_fused_relu": "elementwise",
         "Memset (Unknown)": "other",
     }
-    total = by_kind([{"kernel": name, "ms": 2.0**i} for i, name in enumerate(names)])
-    assert [total[kind] for kind in names.values()] == [2.0**i for i in range(len(names))]
+    assert {name: kind_of(name) for name in names} == names
 
 
-def test_the_floor_of_a_step():
+def test_the_floor_of_a_step(monkeypatch):
     """The estimates of docs/performance.md, made by hand: 5.3 and 9.5 ms."""
-    base, sem = (floor(recipes.get(f"cifar100-{name}")) for name in ("byol", "byol-sem"))
-    assert base.flops == pytest.approx(2.3e12, rel=0.02)
-    assert base.ms("NVIDIA H200") == pytest.approx(5.3, rel=0.05)
-    assert sem.ms("NVIDIA H200") == pytest.approx(9.5, rel=0.05)
-    assert base.ms("an unknown device") is None
-    half = floor(with_changes(recipes.get("cifar100-byol-sem"), {"optim.momentum_bits": "16"}))
+    base, sem, plain = (recipes.get(f"cifar100-{name}") for name in ("byol", "byol-sem", "simclr"))
+    assert floor_ms(base, "NVIDIA H200") == pytest.approx(5.3, rel=0.05)
+    assert floor_ms(sem, "NVIDIA H200") == pytest.approx(9.5, rel=0.05)
+    assert floor_ms(base, "an unknown device") is None
+    monkeypatch.setitem(REACHED, "teraflop", (1e15, math.inf))  # a TFLOP takes 1 ms, memory no time
+    assert floor_ms(base, "teraflop") == pytest.approx(2.3, rel=0.02)
+    assert floor_ms(plain, "teraflop") < 0.76 * floor_ms(base, "teraflop")  # without a target network
+    monkeypatch.setitem(REACHED, "byte", (math.inf, 1e3))  # a byte takes 1 ms, computing no time
+    half = with_changes(sem, {"optim.momentum_bits": "16"})
     with torch.device("meta"):
-        model = recipes.get("cifar100-byol-sem").build()
+        model = sem.build()
     weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert sem.weight_bytes - half.weight_bytes == 4 * weights
-    plain = floor(recipes.get("cifar100-simclr"))  # without a target network
-    assert plain.flops < 0.76 * base.flops
+    assert floor_ms(sem, "byte") - floor_ms(half, "byte") == 4 * weights

@@ -14,11 +14,11 @@ from typing import Annotated
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import simplicia
 from simplicia import cli, methods
-from simplicia.cli.options import OutputFile
-from simplicia.cli.verbs import Verb
+from simplicia.cli.verbs import OutputFile, Verb
 from simplicia.errors import UserError
 from simplicia.settings import Range
 
@@ -30,6 +30,16 @@ def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("cli") / "run"
     assert cli.main(["pretrain", "shapes-byol-sem", "--out", str(path), *TINY]) == 0
     return path
+
+
+def save_images(folder, names, size=(32, 32)):
+    """Save images of shapes under these names, next to a file that is no image; returns their pixels."""
+    images = simplicia.data.datasets.load("shapes", "test").images[: len(names)]
+    for name, image in zip(names, images, strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).resize(size).save(folder / name)
+    (folder / "broken.jpg").write_bytes(b"")
+    return images
 
 
 def fails(capsys, *words):
@@ -62,7 +72,7 @@ def fails(capsys, *words):
         (
             "pretrain byol --data nowhere --encoder banana",
             "unknown encoder 'banana'",
-        ),  # before reading images
+        ),  # before reading
         ("sweep shapes-byol-sem --grid encoder=tiny,banana", "unknown encoder 'banana'"),
         ("pretrain shapes-byol --stem-padding -1", "stem_padding is -1"),
         ("pretrain shapes-byol --encoder resnet18.nonsense", "(nonsense)"),
@@ -99,9 +109,8 @@ def test_mistakes_are_one_line_and_status_two(words, message, capsys, run, tmp_p
 
 def test_an_empty_folder_is_an_error_before_training(capsys, tmp_path):
     (tmp_path / "photos").mkdir()
-    assert "photos" in fails(
-        capsys, "pretrain", "byol", "--data", tmp_path / "photos", "--out", tmp_path / "run"
-    )
+    words = ["pretrain", "byol", "--data", tmp_path / "photos", "--out", tmp_path / "run"]
+    assert "photos" in fails(capsys, *words)
     assert not (tmp_path / "run").exists()
 
 
@@ -177,9 +186,7 @@ def test_probe_prints_a_table_and_writes_the_same_numbers(run, capsys, tmp_path)
     assert cli.main(["probe", str(run), *words, "--json", str(tmp_path / "p.json")]) == 0
     out = capsys.readouterr().out
     found = json.loads((tmp_path / "p.json").read_text())
-    assert (
-        found["online"] is False and found["layer"] == "sem" and found["protocol"] == "offline linear probe"
-    )
+    assert (found["online"], found["layer"], found["protocol"]) == (False, "sem", "offline linear probe")
     for row in found["per_temperature"]:
         assert f"{row['accuracy']:.1f}" in out
     assert "1,000 test images of shapes, 20 classes" in " ".join(out.split())
@@ -190,15 +197,8 @@ def test_probe_prints_a_table_and_writes_the_same_numbers(run, capsys, tmp_path)
 
 
 def test_encode_turns_images_into_codes(run, tmp_path, capsys):
-    from PIL import Image
-
-    photos = tmp_path / "photos"
-    (photos / "deep").mkdir(parents=True)
-    images = simplicia.data.datasets.load("shapes", "test").images[:4]
-    names = ["a.png", "b.png", "deep/c.png", "deep/d.png"]
-    for name, image in zip(names, images, strict=True):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(photos / name)
-    (photos / "broken.jpg").write_bytes(b"no image")
+    names, photos = ["a.png", "b.png", "deep/c.png", "deep/d.png"], tmp_path / "photos"
+    images = save_images(photos, names)
     out = tmp_path / "codes.npz"
     assert cli.main(["encode", str(run), str(photos), "--layer", "codes", "--out", str(out)]) == 0
     assert "broken.jpg" in capsys.readouterr().err
@@ -222,22 +222,15 @@ def test_encode_takes_named_sets_and_several_layers(run, tmp_path, capsys):
             expected = loaded.encode(images[-5:], layer, temperature).numpy()
             np.testing.assert_allclose(arrays[layer][-5:], expected, atol=1e-5)
         assert arrays["labels"].tolist() == [y for s in sets for y in s.labels.tolist()]
-        assert (arrays["split"] == "train").sum() == len(sets[0]) and list(arrays["classes"]) == [
-            *"0123456789"
-        ]
+        assert (arrays["split"] == "train").sum() == len(sets[0])
+        assert list(arrays["classes"]) == [*"0123456789"]
     words = ["encode", str(run), "digits", "--layer", "encoder", "--out", str(out), "--temperature", "0.5"]
     assert cli.main(words) == 2 and "layer 'encoder' takes none" in capsys.readouterr().err
 
 
 def test_a_folder_without_labels_trains_but_cannot_be_probed(run, tmp_path, capsys):
-    from PIL import Image
-
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    for i, image in enumerate(simplicia.data.datasets.load("shapes", "test").images[:40]):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).resize((50, 40)).save(photos / f"{i}.jpg")
-    (photos / "broken.jpg").write_bytes(b"")
-    out = tmp_path / "run"
+    photos, out = tmp_path / "photos", tmp_path / "run"
+    save_images(photos, [f"{i}.jpg" for i in range(40)], (50, 40))
     assert cli.main(["pretrain", "byol-sem", "--data", str(photos), "--out", str(out), "--epochs", "1"]) == 0
     said = capsys.readouterr().err
     assert "skipped 1 unreadable files: broken.jpg" in said
@@ -268,12 +261,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
 def test_a_full_disk_keeps_the_old_json(tmp_path):
     (tmp_path / "bound.json").write_text("before")
     words = [sys.executable, "-m", "simplicia", "bound", "--json", "bound.json"]
-    done = subprocess.run(
-        ["bash", "-c", f"ulimit -f 0 && exec {shlex.join(words)}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    limited = f"ulimit -f 0 && exec {shlex.join(words)}"
+    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "bound.json" in done.stderr and done.stderr.count("\n") == 1
     assert (tmp_path / "bound.json").read_text() == "before" and len(list(tmp_path.iterdir())) == 1
 
@@ -337,7 +326,7 @@ def test_the_parameters_of_a_verb_are_its_arguments_and_options(capsys):
         """Do nothing."""
         calls.append((given.run, given.share, [*files], only, taus, list_, prune, json))
 
-    verb = Verb("try RUN [FILE …]", "try", function, None)
+    verb = Verb("try RUN [FILE …]", function)
     verb.run(["here"])
     words = "here a b --only x --only y z --taus 1 2 --taus 3 --list --no-prune --json --share 2"
     verb.run(words.split())

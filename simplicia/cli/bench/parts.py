@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from simplicia import devices
-from simplicia.cli.bench.timing import provenance, time_in_turns
+from simplicia.cli.bench.step import provenance, time_in_turns
 from simplicia.data.augmentation import Views, ViewSettings
 from simplicia.data.datasets import ImageSet
 from simplicia.engine.runner import CudaRunner
@@ -39,17 +39,15 @@ SMALL = {"images": 60, "test_images": 20, "simplices": 8, "classes": 4, "epochs"
 
 def bench_sem(device: str = "auto", rounds: int = 21) -> list[dict[str, Any]]:
     """Milliseconds of a softmax over each group, forward and backward, and ``simplicial`` relative to it."""
-    chosen = devices.choose(device)
-    rows = []
+    chosen, rows = devices.choose(device), []
     for batch, simplices, vertices in SEM_SHAPES:
         x = torch.randn(batch, simplices * vertices, device=chosen, requires_grad=True)
         grad = torch.randn_like(x)
-        functions: dict[str, Callable[[Tensor], Tensor]] = {
-            "softmax": lambda x, v=vertices: x.unflatten(-1, (-1, v)).softmax(-1).flatten(-2),  # type: ignore[misc]
-            "temperature 1": partial(simplicial, vertices=vertices),
-            "temperature 0.5": partial(simplicial, vertices=vertices, temperature=0.5),
+        work = {
+            "softmax": partial(_backward, _softmax, x, grad, vertices),
+            "temperature 1": partial(_backward, simplicial, x, grad, vertices),
+            "temperature 0.5": partial(_backward, simplicial, x, grad, vertices, temperature=0.5),
         }
-        work = {name: partial(_backward, function, x, grad) for name, function in functions.items()}
         times = time_in_turns(work, rounds, chosen, warm_up=1)
         ms = {name: 1e3 * statistics.median(seconds) for name, seconds in times.items()}
         row = {"batch": batch, "simplices": simplices, "vertices": vertices, "softmax_ms": ms.pop("softmax")}
@@ -58,17 +56,20 @@ def bench_sem(device: str = "auto", rounds: int = 21) -> list[dict[str, Any]]:
     return rows
 
 
-def _backward(function: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> None:
+def _softmax(x: Tensor, vertices: int) -> Tensor:
+    return x.unflatten(-1, (-1, vertices)).softmax(-1).flatten(-2)
+
+
+def _backward(function: Callable[..., Tensor], x: Tensor, grad: Tensor, *args: Any, **options: Any) -> None:
     x.grad = None
-    function(x).backward(grad)
+    function(x, *args, **options).backward(grad)
 
 
 def bench_views(
     device: str = "auto", rounds: int = 20, shapes: tuple[tuple[int, int], ...] = ((256, 32), (128, 224))
 ) -> list[dict[str, Any]]:
     """Milliseconds per view for each (batch, size): eager and, on a GPU, captured as in a training step."""
-    chosen = devices.choose(device)
-    rows = []
+    chosen, rows = devices.choose(device), []
     for batch, size in shapes:
         images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, device=chosen)
         views = Views(STRONG, size, MEAN, STD)
@@ -96,29 +97,23 @@ def bench_probe(device: str = "auto") -> list[dict[str, Any]]:
 
     The images are random. The first epoch of each part compiles; ``seconds_per_epoch`` leaves it out.
     """
-    chosen = devices.choose(device)
-    on_gpu = chosen.type == "cuda"
+    chosen, settings = devices.choose(device), preset("cifar")
+    on_gpu, size = chosen.type == "cuda", PAPER
     if chosen.type == "cpu":
         print("on a CPU the probe is timed at small sizes, not the paper's")
-    size = PAPER | (SMALL if chosen.type == "cpu" else {})
+        size = PAPER | SMALL
     images, classes, epochs = size["images"], size["classes"], size["epochs"]
-    changes = {
-        "encoder": size["encoder"],
-        "sem.simplices": size["simplices"],
-        "sem.vertices": size["vertices"],
-    }
-    recipe = with_changes(recipes.get("cifar100-byol-sem"), changes | {"options.hidden": 2, "options.out": 2})
+    changes = {"encoder": size["encoder"], "options.hidden": 2, "options.out": 2}
+    changes |= {f"sem.{name}": size[name] for name in ("simplices", "vertices")}
+    recipe = with_changes(recipes.get("cifar100-byol-sem"), changes)
     torch.manual_seed(recipe.seed)
-    state = {"step": 0, "mean": MEAN, "std": STD}
-    run = Run(Path("random"), recipe, recipe.build().to(chosen), state)
-    names = tuple(map(str, range(classes)))
+    run = Run(Path("random"), recipe, recipe.build().to(chosen), {"step": 0, "mean": MEAN, "std": STD})
 
     def random_set(n: int) -> ImageSet:
         pixels = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8)
-        return ImageSet("random", pixels, torch.arange(n) % classes, names)
+        return ImageSet("random", pixels, torch.arange(n) % classes, tuple(map(str, range(classes))))
 
     train, test = random_set(images), random_set(size["test_images"])
-    settings = preset("cifar")
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(chosen)
     times = [time.perf_counter()]
@@ -130,14 +125,14 @@ def bench_probe(device: str = "auto") -> list[dict[str, Any]]:
 
     short = dataclasses.replace(settings, epochs=epochs)
     result = probe(run, train, test, size["layer"], short, progress=after_epoch)
-    seconds = time.perf_counter() - times[0]
+    seconds, left = time.perf_counter() - times[0], settings.epochs - epochs
     each = [after - before for before, after in itertools.pairwise(times)]
     choosing, retraining = statistics.median(each[1:epochs]), statistics.median(each[epochs + 1 :])
-    left = settings.epochs - epochs
-    width: Any = run.method.online.encoder.out_features
-    views = left * images * width * (2 if on_gpu else 4)  # bytes of the features that the other epochs add
-    cached = min(views, VIEWS_CACHE.get(chosen.type, VIEWS_CACHE["cpu"])) if settings.augment else 0
-    peak = torch.cuda.max_memory_allocated(chosen) if on_gpu else None
+    peak = whole_peak = None
+    if on_gpu:  # the other epochs cache 16-bit features of their views
+        views = left * images * run.method.online.encoder.out_features * 2
+        peak = torch.cuda.max_memory_allocated(chosen) / 2**30
+        whole_peak = peak + min(views, VIEWS_CACHE["cuda"]) / 2**30
     grid = (settings.lrs, settings.l1, settings.l2, result["grid"]["temperatures"])
     row = {
         "preset": "cifar",
@@ -147,8 +142,8 @@ def bench_probe(device: str = "auto") -> list[dict[str, Any]]:
         "seconds_per_epoch": {"choosing": choosing, "retraining": retraining},
         "whole_epochs": settings.epochs,
         "whole_seconds": seconds + left * (choosing + retraining),
-        "peak_gib": None if peak is None else peak / 2**30,
-        "whole_peak_gib": None if peak is None else (peak + cached) / 2**30,
+        "peak_gib": peak,
+        "whole_peak_gib": whole_peak,
         "precision": result["precision"],
         "seed": recipe.seed,
         **provenance(chosen),

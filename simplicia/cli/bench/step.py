@@ -1,21 +1,21 @@
-"""Time a training step: ms per step, images per second, peak memory and, on a GPU, the kinds of kernels."""
+"""Time a training step: ms per step, images per second, peak memory, the floor and, on a GPU, its kernels."""
 
 import gc
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from simplicia import devices
-from simplicia.cli.bench.floor import floor
-from simplicia.cli.bench.timing import provenance, time_in_turns
+from simplicia.analyze.model_cost import cost_of
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError, unknown
+from simplicia.provenance import commit, versions
 from simplicia.result import write_json
 from simplicia.settings import with_changes
 from simplicia.train import recipes
@@ -33,6 +33,34 @@ KERNELS = {  # kind of work: pattern of its kernels' names; the first match coun
     "reductions": r"triton_(red|per)",
     "elementwise": r"triton_|elementwise|copy|fill",
 }
+# FLOP/s of large bf16 products and bytes/s of large copies, as measured on the device
+REACHED = {"NVIDIA H200": (790e12, 4.3e12)}
+# passes over the output of a convolution or linear layer. Forward: write it, read it for the sums of
+# BatchNorm, read and write it to apply them. Backward: write its gradient, read both for the sums, read both
+# again, and write
+FORWARD, BACKWARD = 4, 6
+HALF = 2  # bytes
+
+
+def time_in_turns(
+    functions: Mapping[str, Callable[[], Any]], rounds: int, device: torch.device, warm_up: int = 3
+) -> dict[str, list[float]]:
+    """Seconds of each call, after a warm-up; functions take turns, so that all see the same machine."""
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for i in range(warm_up + rounds):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if i >= warm_up:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Threads, commit, versions and device."""
+    return {"threads": torch.get_num_threads(), "commit": commit(), **versions(device)}
 
 
 def bench_step(
@@ -62,9 +90,8 @@ def bench_step(
 
     times = time_in_turns({"steps": take_steps}, ROUNDS, fabric.device, warm_up=0)["steps"]
     ms = [1e3 * seconds / (steps // ROUNDS) for seconds in times]
-    median = statistics.median(ms)
-    about = provenance(fabric.device)
-    least = floor(recipe).ms(about["device"])
+    median, about = statistics.median(ms), provenance(fabric.device)
+    least = floor_ms(recipe, about["device"])
     return {
         "recipe": name,
         "engine": type(step).__name__,
@@ -77,7 +104,7 @@ def bench_step(
         "peak_allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         "batch_size": recipe.batch_size,
         "startup_s": startup,
-        "ms_of": by_kind(kernels(lambda: step(steps))) if on_gpu else {},
+        "ms_of": kernel_times(lambda: step(steps)) if on_gpu else {},
         "changes": changes,
         "seed": recipe.seed,
         **about,
@@ -95,12 +122,7 @@ def random_images(recipe: Recipe) -> ImageSet:
 
 
 def bench_steps(
-    names: Sequence[str],
-    engines: Sequence[str],
-    steps: int = 100,
-    device: str = "auto",
-    path: Path | None = None,
-    **changes: Any,
+    names: Sequence[str], engines: Sequence[str], steps: int, device: str, path: Path | None, **changes: Any
 ) -> list[dict[str, Any]]:
     """Time several recipes with several engines; ``path`` is rewritten after each, as some take long."""
     rows: list[dict[str, Any]] = []
@@ -117,15 +139,14 @@ def bench_steps(
             rows.append(row | {"speedup_over_eager": None if eager is None else eager / row["ms_per_step"]})
             torch.compiler.reset()
             gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             if path is not None:
                 write_json(path, rows)
     return rows
 
 
-def kernels(work: Callable[[], Any], repeats: int = 10) -> list[dict[str, Any]]:
-    """Every kernel of a call: name, launches and milliseconds, longest first."""
+def kernel_times(work: Callable[[], Any], repeats: int = 10) -> dict[str, float]:
+    """Milliseconds of each kind of kernel in a call."""
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
@@ -133,18 +154,33 @@ def kernels(work: Callable[[], Any], repeats: int = 10) -> list[dict[str, Any]]:
         for _ in range(repeats):
             work()
         torch.cuda.synchronize()
-    rows = [
-        {"kernel": e.key, "launches": e.count / repeats, "ms": e.self_device_time_total / 1e3 / repeats}
-        for e in profiler.key_averages()
-        if e.self_device_time_total > 0
-    ]
-    return sorted(rows, key=lambda row: -row["ms"])
-
-
-def by_kind(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Milliseconds of each kind of work, from the rows of ``kernels``."""
     total = dict.fromkeys([*KERNELS, "other"], 0.0)
-    for row in rows:
-        kind = next((k for k, pattern in KERNELS.items() if re.search(pattern, row["kernel"])), "other")
-        total[kind] += row["ms"]
+    for event in profiler.key_averages():
+        total[kind_of(event.key)] += event.self_device_time_total / 1e3 / repeats
     return total
+
+
+def kind_of(kernel: str) -> str:
+    """The kind of work that a kernel does."""
+    return next((kind for kind, pattern in KERNELS.items() if re.search(pattern, kernel)), "other")
+
+
+def floor_ms(recipe: Recipe, device: str) -> float | None:
+    """The least milliseconds of a step: its computing, then its memory traffic; None on an unknown device.
+
+    Both views go forward and backward, and forward through the target. One pass over the weights reads
+    weight, gradient, momentum and target, and writes all but the gradient, with 16-bit copies of weight and
+    target; LARS reads the gradient once more, for its norm.
+    """
+    if device not in REACHED:
+        return None
+    cost, samples = cost_of(recipe), 2 * recipe.batch_size
+    shared = [cost.parts[name] for name in ("encoder", "bottleneck", "projector") if name in cost.parts]
+    target = shared if cost.target_parameters else []
+    flops = 2 * samples * (3 * cost.flops + sum(part.flops for part in target))  # a multiply-add is two
+    passes = cost.activations * (FORWARD + BACKWARD) + sum(part.activations for part in target) * FORWARD
+    momentum = HALF if recipe.optim.momentum_bits == "16" else 4
+    per_weight = 2 * 4 + 2 * momentum + HALF + HALF * (1 + (recipe.optim.name == "lars"))
+    weights = per_weight * cost.parameters + (2 * 4 + HALF) * cost.target_parameters
+    speed, bandwidth = REACHED[device]
+    return 1e3 * (flops / speed + (HALF * samples * passes + weights) / bandwidth)
