@@ -165,7 +165,7 @@ def test_every_probe_has_its_file(small_run, colours, draw, tmp_path):
         f"robustness-quick-changed-sem-epochs-1-v2-{number}.json",
         f"robustness-cifar-changed-sem-epochs-1-v2-{number}.json",
     }
-    rows = compare([copied]).to_json()["rows"]
+    rows = compare([copied])["rows"]
     assert len(rows) == 5  # none hides another
     by_sgd = [row for row in rows if "SGD" in row["protocol"]]
     assert len(by_sgd) == 3 and all(row["temperature"] == "chosen" for row in by_sgd)

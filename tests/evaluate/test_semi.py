@@ -95,7 +95,7 @@ def test_other_settings_have_different_files_and_rows(small_run, colours, tmp_pa
         "finetune-sem-lrs-0.1-steps-1-batch_size-16",
         "finetune-sem-lrs-0.1-steps-1-batch_size-16-seed-1",
     }
-    result = compare([copied]).to_json()["rows"]
+    result = compare([copied])["rows"]
     assert len(result) == 4 and {"lrs 0.1", "lrs 0.2"} < {w for r in result for w in r["variant"].split(", ")}
 
 
