@@ -1,6 +1,7 @@
 """simplicia encode, export: representations of images, and models for other software."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from simplicia.cli.options import DataDir, Device, Layer, Network, Quiet, RunFolder, Temperature
@@ -27,12 +28,11 @@ def encode(
 
     The file also has the images' file names or, for a named data set, labels, classes and split.
     """
-    from simplicia.evaluate.encode import check_layers, encode
+    from simplicia.evaluate.encode import encode
     from simplicia.run import load
 
-    loaded = load(run, device)
-    layers = check_layers(loaded, layer, temperature)
-    count, skipped, path = encode(loaded, images, out, layers, temperature, network, data_dir, quiet)
+    loaded, path = load(run, device), Path(out)
+    count, layers, skipped = encode(loaded, images, path, layer, temperature, network, data_dir, quiet)
     print(f"{count} images, layer {', '.join(layers)}, written to {path}")
     for name, reason in skipped[:5]:
         print(f"skipped {name}: {reason}", file=sys.stderr)
