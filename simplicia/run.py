@@ -127,13 +127,11 @@ class Run:
         square = center_crop(as_images(images, size).to(self.device), size)
         return eval_view(square, self.recipe.image_size, self.state["mean"], self.state["std"])
 
-    def write_result(
-        self, name: str, result: Record | dict[str, Any], path: str | Path | None = None
-    ) -> Path:
+    def write_result(self, name: str, result: Record | dict[str, Any], path: Path | None = None) -> Path:
         """Write a measurement as JSON, by default to ``results/name.json`` of the run."""
-        target = Path(path) if path is not None else self.path / "results" / f"{name}.json"
-        write_json(target, result.to_json() if isinstance(result, Record) else result)
-        return target
+        path = Path(path or self.path / "results" / f"{name}.json")
+        write_json(path, result.to_json() if isinstance(result, Record) else result)
+        return path
 
 
 def load(path: str | Path, device: str = "auto") -> Run:
@@ -141,7 +139,7 @@ def load(path: str | Path, device: str = "auto") -> Run:
     path, newest = Path(path), checkpoint.newest_of(path)
     recipe = read_yaml(path / "recipe.yaml")
     tensors, state = checkpoint.read(newest)
-    for key in ("step", "total_steps", "mean", "std", "seconds", "loss"):
+    for key in ("total_steps", "mean", "std", "seconds", "loss"):
         if key not in state:
             raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
     with seeded(0, torch.device("cpu")):  # initial weights, which are replaced
