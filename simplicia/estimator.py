@@ -1,5 +1,6 @@
 """A run as a step of a scikit-learn pipeline."""
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from simplicia.run import Run, load
 
 
 class RunTransformer(TransformerMixin, BaseEstimator):
-    """Images to what a run has learned: ``make_pipeline(RunTransformer("runs/a"), LogisticRegression())``.
+    """Encode images with a run: ``make_pipeline(RunTransformer("runs/a"), LogisticRegression())``.
 
-    ``run`` is a folder that ``pretrain`` wrote, or what ``simplicia.load`` gave; the other parameters are
-    those of ``Run.encode``, as are the images. Fitting loads the run and learns nothing. Codes come one-hot,
-    as a sparse matrix with a column for each vertex of each simplex, other layers as arrays.
+    ``run`` is a folder that ``pretrain`` wrote, or a loaded run; images and the other parameters are those of
+    ``Run.encode``. Fitting loads the run and learns nothing. Codes are a sparse one-hot matrix with a column
+    for each vertex of each simplex, other layers are arrays.
     """
 
     def __init__(
@@ -38,24 +39,20 @@ class RunTransformer(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, images: Iterable[Any]) -> Any:
-        """(N, features): an array, or of codes a sparse matrix."""
+        """(N, features): an array, or a sparse matrix of codes."""
         check_is_fitted(self)
-        found = self.run_.encode(images, self.layer_, self.temperature, self.network, self.batch_size)
-        return sparse_codes(found, self._vertices) if self.layer_ == "codes" else found.numpy()
+        encoded = self.run_.encode(images, self.layer_, self.temperature, self.network, self.batch_size)
+        bottleneck: Any = self.run_.network(self.network).bottleneck
+        return sparse_codes(encoded, bottleneck.vertices) if self.layer_ == "codes" else encoded.numpy()
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Simplices and their vertices by number where there are some, else the layer's features."""
+        """Names such as "simplex1_vertex1" for simplices and codes, or "encoder1" for other layers."""
         check_is_fitted(self)
         net: Any = self.run_.network(self.network)
         if self.layer_ in ("sem", "codes"):
-            simplices, vertices = net.bottleneck.simplices, self._vertices
-            names = [f"simplex{i}_vertex{j}" for i in range(simplices) for j in range(vertices)]
+            pairs = itertools.product(range(net.bottleneck.simplices), range(net.bottleneck.vertices))
+            names = [f"simplex{i}_vertex{j}" for i, j in pairs]
         else:
-            width = net.encoder.out_features if self.layer_ == "encoder" else net.bottleneck.out_features
-            names = [f"{self.layer_}{i}" for i in range(width)]
+            layer = net.encoder if self.layer_ == "encoder" else net.bottleneck
+            names = [f"{self.layer_}{i}" for i in range(layer.out_features)]
         return np.array(names, dtype=object)
-
-    @property
-    def _vertices(self) -> int:
-        bottleneck: Any = self.run_.network(self.network).bottleneck
-        return int(bottleneck.vertices)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from simplicia.errors import UserError
-from simplicia.files import atomic_write
+from simplicia.files import write_file
 from simplicia.provenance import commit
 from simplicia.representation import represent
 
@@ -66,19 +66,12 @@ def export(
                 f"{path.name} can hold the encoder's weights only; layer {layer!r} takes .pt2 or .onnx"
             )
     layer = run.check_layer(layer, temperature)
-    temperature = None if temperature is None else float(temperature)
-    model = Exported(run, layer, temperature, network)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
-            WRITERS[path.suffix](model, about(run, model, network), temporary)
-    except OSError as error:
-        raise UserError(f"the run cannot be exported to {path}: {error.strerror or error}") from error
-    return path
+    model = Exported(run, layer, None if temperature is None else float(temperature), network)
+    return write_file(path, WRITERS[path.suffix](model, about(run, model, network)), "the export")
 
 
 def about(run: Any, model: Exported, network: str) -> dict[str, Any]:
-    """What a file says of itself."""
+    """What a file says about itself."""
     recipe, bottleneck = run.recipe, model.bottleneck
     temperature = getattr(bottleneck, "temperature", None) if model.temperature is None else model.temperature
     return {
@@ -100,49 +93,43 @@ def about(run: Any, model: Exported, network: str) -> dict[str, Any]:
     }
 
 
-def _weights(model: Exported, said: dict[str, Any], path: Path) -> None:
+def _weights(model: Exported, said: dict[str, Any]) -> bytes:
     from safetensors.torch import save
 
     tensors = {name.removeprefix("model."): value for name, value in model.encoder.state_dict().items()}
-    path.write_bytes(save(tensors, {"format": "pt", "simplicia": json.dumps(said)}))
+    return save(tensors, {"format": "pt", "simplicia": json.dumps(said)})
 
 
-def _program(model: Exported, said: dict[str, Any], path: Path) -> None:
-    images, shapes = _example(said["image_size"])
-    program = torch.export.export(model, (images,), dynamic_shapes=shapes)
-    written = io.BytesIO()  # given a file, torch ends the process where the disk is full
-    torch.export.save(program, written, extra_files={"simplicia.json": json.dumps(said)})
-    path.write_bytes(written.getvalue())
+def _program(model: Exported, said: dict[str, Any]) -> bytes:
+    content = io.BytesIO()  # given a file, torch ends the process where the disk is full
+    torch.export.save(_traced(model, said), content, extra_files={"simplicia.json": json.dumps(said)})
+    return content.getvalue()
 
 
-def _onnx(model: Exported, said: dict[str, Any], path: Path) -> None:
+def _onnx(model: Exported, said: dict[str, Any]) -> bytes:
     try:
-        import onnxscript  # noqa: F401  # what torch's exporter is made with
+        import onnxscript  # noqa: F401  (torch's exporter needs it)
     except ImportError:
         raise UserError(
             "ONNX files need onnx and onnxscript, which are not installed: pip install 'simplicia[onnx]'"
         ) from None
-    images, shapes = _example(said["image_size"])
+    traced, inputs, outputs = _traced(model, said), ["images"], [model.layer]
     program: Any = torch.onnx.export(
-        model,
-        (images,),
-        input_names=["images"],
-        output_names=[model.layer],
-        dynamic_shapes=shapes,
-        dynamo=True,
-        verbose=False,
-        external_data=False,
+        traced, input_names=inputs, output_names=outputs, dynamo=True, verbose=False
     )
     program.model.metadata_props["simplicia"] = json.dumps(said)
-    program.save(str(path))
+    return program.model_proto.SerializeToString()
 
 
-def _example(size: int) -> tuple[Tensor, dict[str, Any]]:
-    """Two images, and that there may be any number of them."""
-    return torch.zeros(2, 3, size, size), {"images": {0: torch.export.Dim("batch", min=1)}}
+def _traced(model: Exported, said: dict[str, Any]) -> torch.export.ExportedProgram:
+    """The model's program for any number of images."""
+    images = torch.zeros(2, 3, said["image_size"], said["image_size"])
+    return torch.export.export(
+        model, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}}
+    )
 
 
-WRITERS: dict[str, Callable[[Exported, dict[str, Any], Path], None]] = {
+WRITERS: dict[str, Callable[[Exported, dict[str, Any]], bytes]] = {
     ".safetensors": _weights,
     ".pt2": _program,
     ".onnx": _onnx,

@@ -1,7 +1,8 @@
-"""The layers of a network that can be looked at, computed from its encoder's output."""
+"""The layers of a network after its encoder."""
 
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from simplicia.bottlenecks.vq import VectorQuantised
@@ -29,7 +30,6 @@ def represent(
 
 def sparse_codes(codes: Tensor, vertices: int) -> Any:
     """One-hot codes as a scipy CSR matrix: (N, simplices) integers to (N, simplices * vertices)."""
-    import numpy as np
     from scipy.sparse import csr_array
 
     n, simplices = codes.shape

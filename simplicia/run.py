@@ -11,8 +11,9 @@ from torch import Tensor
 
 from simplicia import bottlenecks
 from simplicia.data.augmentation import center_crop, eval_view
+from simplicia.devices import choose, seeded
 from simplicia.errors import UserError, unknown
-from simplicia.export import export
+from simplicia.export import export as export_run
 from simplicia.methods import Method
 from simplicia.methods.base import Network
 from simplicia.representation import represent
@@ -29,7 +30,7 @@ class Run:
 
     def __init__(self, path: Path, recipe: Recipe, method: Method, state: dict[str, Any]):
         self.path, self.recipe, self.method, self.state = path, recipe, method.eval(), state
-        self.features: dict[tuple[int, str], tuple[Any, Tensor, Tensor]] = {}  # what evaluations computed
+        self.features: dict[tuple[int, str], tuple[Any, Tensor, Tensor]] = {}  # cached by evaluations
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"features": {}}  # which hold images
@@ -50,23 +51,21 @@ class Run:
         return next(self.method.parameters()).device
 
     def in_64_bits(self) -> "Run":
-        """The run where there is float64: on the CPU, if it is on an Apple GPU, which has none."""
+        """The run, copied to the CPU if it is on an Apple GPU, which has no float64."""
         if self.device.type != "mps":
             return self
         return Run(self.path, self.recipe, copy.deepcopy(self.method).cpu(), self.state)
 
     def layers(self) -> tuple[str, ...]:
-        """The layers this run can be looked at, from the encoder on."""
+        """The layers that ``encode`` offers, from the encoder on."""
         available = ("encoder", *bottlenecks.layers(self.recipe.bottleneck))
         return tuple(layer for layer in LAYERS if layer in available)
 
     def check_layer(self, layer: str | None, temperature: Temperature | None = None) -> str:
-        """The layer asked for, or the default one.
-
-        A UserError if the run does not have it, or if it takes no such temperature.
-        """
+        """The given layer, or the default one; a UserError if the run lacks it or it takes no temperature."""
         layers = self.layers()
-        layer = next(iter(bottlenecks.layers(self.recipe.bottleneck)), "encoder") if layer is None else layer
+        if layer is None:
+            layer = next(iter(bottlenecks.layers(self.recipe.bottleneck)), "encoder")
         if layer not in LAYERS:
             raise unknown("layer", layer, layers)
         if layer not in layers:
@@ -103,99 +102,81 @@ class Run:
     ) -> Tensor:
         """Representations of images, (N, features) on the CPU; codes are (N, simplices) integers.
 
-        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images; of each
-        ``view`` says what is seen. ``layer`` is one of ``run.layers()``, by default what the run's
-        bottleneck gives: "sem" for a run with SEM. ``temperature`` is for "sem", by default the run's own.
+        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images; the encoder
+        sees their ``view``. ``layer`` is one of ``run.layers()``, by default the bottleneck's output: "sem"
+        for a run with SEM. ``temperature`` is for "sem", by default the run's own.
         """
         layer = self.check_layer(layer, temperature)
         if isinstance(temperature, np.number):
             temperature = temperature.item()
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
-        tensor = as_images(images, self.recipe.actual_decode_size)
         net = self.network(network)
-        parts = []
-        for part in tensor.split(batch_size):
-            features = net.encoder(self.view(part))
-            parts.append(represent(net, features, layer, temperature).cpu())
-        return torch.cat(parts)
+        batches = as_images(images, self.recipe.actual_decode_size).split(batch_size)
+        features = (net.encoder(self.view(batch)) for batch in batches)
+        return torch.cat([represent(net, x, layer, temperature).cpu() for x in features])
 
-    def export(
-        self,
-        path: str | Path,
-        layer: str | None = None,
-        temperature: float | None = None,
-        network: str = "online",
-    ) -> Path:
-        """Write the run for others: .safetensors, .pt2 or .onnx, as ``simplicia.export`` says."""
-        return export(self, path, layer, temperature, network)
+    export = export_run
 
     def view(self, images: Tensor | Iterable[Any]) -> Tensor:
-        """Images, as ``encode`` takes them, as the encoder does: centre squares, normalised.
+        """Images as the encoder sees them: centre squares, normalised.
 
-        Whole ones, or, where the run stores larger ones, their middle.
+        A run with a larger ``decode_size`` sees the middle of these.
         """
-        stored = center_crop(
-            as_images(images, self.recipe.actual_decode_size).to(self.device), self.recipe.actual_decode_size
-        )
-        return eval_view(stored, self.recipe.image_size, self.state["mean"], self.state["std"])
+        size = self.recipe.actual_decode_size
+        square = center_crop(as_images(images, size).to(self.device), size)
+        return eval_view(square, self.recipe.image_size, self.state["mean"], self.state["std"])
 
-    def write_result(
-        self, name: str, result: Record | dict[str, Any], path: str | Path | None = None
-    ) -> Path:
+    def write_result(self, name: str, result: Record | dict[str, Any], path: Path | None = None) -> Path:
         """Write a measurement as JSON, by default to ``results/name.json`` of the run."""
-        target = Path(path) if path is not None else self.path / "results" / f"{name}.json"
-        write_json(target, result.to_json() if isinstance(result, Record) else result)
-        return target
+        path = Path(path or self.path / "results" / f"{name}.json")
+        write_json(path, result.to_json() if isinstance(result, Record) else result)
+        return path
 
 
 def load(path: str | Path, device: str = "auto") -> Run:
     """A run from its folder, strictly: a key that does not match is an error."""
-    from simplicia.devices import choose, seeded
-
     path, newest = Path(path), checkpoint.newest_of(path)
     recipe = read_yaml(path / "recipe.yaml")
     tensors, state = checkpoint.read(newest)
-    for key in ("step", "total_steps", "mean", "std", "seconds", "loss"):
+    for key in ("total_steps", "mean", "std", "seconds", "loss"):
         if key not in state:
             raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
-    with seeded(0, torch.device("cpu")):  # weights that are replaced
+    with seeded(0, torch.device("cpu")):  # initial weights, which are replaced
         method = recipe.build()
     checkpoint.load_into(method, checkpoint.method_tensors(tensors), newest)
     return Run(path, recipe, method.to(choose(device)), state)
 
 
 def as_images(images: Tensor | Iterable[Any], size: int) -> Tensor:
-    """What users hold as images, as one uint8 tensor (N, 3, H, W)."""
+    """Pixels, paths or PIL images as one uint8 tensor (N, 3, H, W); files are decoded at ``size``."""
+    if isinstance(images, np.ndarray):  # of paths or PIL images, or of pixels
+        images = images.tolist() if images.dtype.kind in "OUS" else _tensor(images)
     if isinstance(images, str | Path) or hasattr(images, "convert"):
         images = [images]
-    if isinstance(images, np.ndarray):  # of paths or pictures, or of their pixels
-        images = images.tolist() if images.dtype.kind in "OUS" else _tensor(images)
-    if isinstance(images, Tensor):
-        batch = images[None] if images.dim() == 3 else images
-        if batch.is_floating_point() and batch.numel() and batch.min() >= 0 and batch.max() <= 1:
-            batch = (batch * 255).round().to(torch.uint8)
-        if batch.dim() != 4 or batch.shape[1] != 3 or batch.dtype != torch.uint8:
-            given = f"{tuple(images.shape)} {images.dtype}".replace("torch.", "")
-            raise UserError(f"images are {given}; they must be (N, 3, H, W), uint8 or from 0 to 1")
-        return batch
     if not isinstance(images, Iterable):
         raise UserError(f"images are a {type(images).__name__}; give a tensor, paths or PIL images")
-    images = list(images)
-    if not images:
-        raise UserError("there are no images to encode")
-    if all(isinstance(image, Tensor | np.ndarray) for image in images):
-        shapes = {tuple(image.shape) for image in images}
+    if not isinstance(images, Tensor):
+        images = list(images)
+        if not images:
+            raise UserError("there are no images to encode")
+        are_pixels = all(isinstance(image, Tensor | np.ndarray) for image in images)
+        shapes = {tuple(image.shape) for image in images} if are_pixels else set()
         if len(shapes) > 1:
-            raise UserError(
-                f"images are of several shapes, such as {sorted(shapes)[:2]}; give them one by one"
-            )
-        return as_images(torch.stack([_tensor(image) for image in images]), size)
-    return torch.stack([_read(image, size) for image in images])
+            given = f"images are of several shapes, such as {sorted(shapes)[:2]}"
+            raise UserError(f"{given}; give them one by one")
+        images = torch.stack([_tensor(image) if are_pixels else _read(image, size) for image in images])
+    batch = images[None] if images.dim() == 3 else images
+    if batch.is_floating_point() and batch.numel() and batch.min() >= 0 and batch.max() <= 1:
+        batch = (batch * 255).round().to(torch.uint8)
+    if batch.dim() != 4 or batch.shape[1] != 3 or batch.dtype != torch.uint8:
+        given = f"{tuple(images.shape)} {images.dtype}".replace("torch.", "")
+        raise UserError(f"images are {given}; they must be (N, 3, H, W), uint8 or from 0 to 1")
+    return batch
 
 
 def _tensor(image: Any) -> Tensor:
-    """A tensor or an array, which may be turned around or read-only."""
+    """A tensor or an array; torch takes no array with negative strides, nor a read-only one."""
     return torch.from_numpy(image.copy()) if isinstance(image, np.ndarray) else image
 
 

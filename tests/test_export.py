@@ -132,6 +132,6 @@ def test_mistakes_are_told_and_leave_nothing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"pip install 'simplicia\[onnx\]'"):
         run.export(tmp_path / "a.onnx")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be exported to"):
+    with pytest.raises(UserError, match="the export cannot be written to"):
         run.export(tmp_path / "file" / "a.pt2")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -1,5 +1,6 @@
 """simplicia encode, export: representations of images, and models for other software."""
 
+from pathlib import Path
 from typing import Annotated
 
 import simplicia
@@ -23,12 +24,11 @@ def encode(
 
     The file also has the images' file names or, for a named data set, labels, classes and split.
     """
-    from simplicia.evaluate.encode import check_layers, encode
+    from simplicia.evaluate.encode import encode
     from simplicia.evaluate.features import report_skipped
 
-    loaded = simplicia.load(run, device)
-    layers = check_layers(loaded, layer, temperature)
-    count, skipped, path = encode(loaded, images, out, layers, temperature, network, data_dir, quiet)
+    loaded, path = simplicia.load(run, device), Path(out)
+    count, layers, skipped = encode(loaded, images, path, layer, temperature, network, data_dir, quiet)
     print(f"{count} images, layer {', '.join(layers)}, written to {path}")
     report_skipped(images, skipped)
 

@@ -128,7 +128,7 @@ def compare(
     """
     from simplicia.evaluate.compare import compare
 
-    comparison = compare(list(runs)).to_json()
+    comparison = compare(list(runs))
     if json is True or json == Path("-"):
         print(json_format.dumps(comparison, indent=1))
         return

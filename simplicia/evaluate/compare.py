@@ -1,8 +1,8 @@
 """Compare the results of several runs: one row per way of measuring, one column per run."""
 
 import math
+import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,6 @@ VARIANTS = {
     "tune_batch_size": "batch {}",
     "weight_decay": "weight decay {}",
 }
-
-
 # fields of a result that a cell states
 CELL = (
     *("accuracy", "standard_error", "standard_deviation", "top5_accuracy"),
@@ -51,25 +49,11 @@ class Measurement(NamedTuple):
     temperature: str
 
 
-@dataclass
-class Comparison:
-    """All results of some runs: a column per run and a row per measurement."""
+def compare(runs: list[str | Path]) -> dict[str, Any]:
+    """Collect all results of runs for JSON: ``rows``, one per measurement, with one cell per run.
 
-    runs: list[dict[str, Any]]  # path, recipe, epochs, seed, step and total_steps
-    rows: dict[Measurement, list[Cell | None]]  # `CELL` of each run, None where a run lacks it
-
-    def to_json(self) -> dict[str, Any]:
-        rows = [
-            {**row._asdict(), "online": row.when == "online", "cells": cells}
-            for row, cells in self.rows.items()
-        ]
-        return {"runs": self.runs, "rows": rows}
-
-
-def compare(runs: list[str | Path]) -> Comparison:
-    """Collect all results of runs, one row per measurement and one cell per run.
-
-    Online and offline accuracies, data sets, layers, temperatures and protocols never share a row.
+    Online and offline accuracies, data sets, layers, temperatures and protocols never share a row. A cell has
+    the fields in ``CELL``, or is None if the run lacks the measurement.
     """
     columns, cells = [], []
     for run_dir in map(Path, runs):
@@ -85,7 +69,11 @@ def compare(runs: list[str | Path]) -> Comparison:
     rows = sorted({measurement for column in cells for measurement in column}, key=_order)
     if not rows:
         raise UserError(f"no results in {', '.join(map(str, runs))} yet; simplicia probe or knn makes some")
-    return Comparison(columns, {row: [column.get(row) for column in cells] for row in rows})
+    table = [
+        {**row._asdict(), "online": row.when == "online", "cells": [column.get(row) for column in cells]}
+        for row in rows
+    ]
+    return {"runs": columns, "rows": table}
 
 
 def _offline(run_dir: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Measurement, Cell]:
@@ -98,35 +86,30 @@ def _offline(run_dir: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Measu
             result = result.replace(data=recipe.data)
         checkpoints = ((result.pretrain_step, state.get("step")), (result.run_id, state.get("id")))
         if any(measured != now for measured, now in checkpoints if None not in (measured, now)):
-            earlier = f"of an earlier checkpoint, step {result.pretrain_step}"
-            result = result.replace(checkpoint=earlier)
-        measurement = _measurement(result)
+            result = result.replace(checkpoint=f"of an earlier checkpoint, step {result.pretrain_step}")
         rows = [result.replace(**row) for row in result.get("per_temperature", [])]
-        cells |= {_measurement(row): _cell(row) for row in rows}
+        measurements = [*map(_measurement, rows), _measurement(result)]
         if rows or len(result.get("grid", {}).get("temperatures", [])) > 1:
-            measurement = measurement._replace(temperature="chosen")  # on validation images, run by run
-        cells[measurement] = _cell(result)
+            measurements[-1] = measurements[-1]._replace(temperature="chosen")  # on validation images
+        for measurement, row in zip(measurements, [*rows, result], strict=True):
+            cells[measurement] = {name: row[name] for name in CELL if name in row}
     return cells
-
-
-def _cell(result: Result) -> Cell:
-    return {name: result[name] for name in CELL if name in result}
 
 
 def _online(run_dir: Path, recipe: Recipe) -> dict[Measurement, Cell]:
     """The last accuracies that the online probes wrote to the log."""
-    last: dict[str, float] = {}
-    for line in read_log(run_dir / "log.jsonl"):
-        online = {k: v for k, v in line.items() if k.startswith("online_") and "_accuracy" in k}
-        last |= {k: v for k, v in online.items() if is_number(v)}
-    cells = {}
-    for key, accuracy in last.items():
-        layer, _, temperature = key.removeprefix("online_").replace("_accuracy", "").partition("@")
+    cells: dict[Measurement, Cell] = {}
+    lines = read_log(run_dir / "log.jsonl")
+    for key, accuracy in (item for line in lines for item in line.items() if is_number(item[1])):
+        match = re.fullmatch("online_(.+)_accuracy(?:@(.+))?", key)
+        if match is None:
+            continue
+        layer, temperature = match.groups()
         protocol = "weighted kNN" if layer == "knn" else "linear probe"
         layer = "encoder" if layer == "knn" else layer
-        if layer == "sem" and not temperature:
-            temperature = f"{recipe.sem.temperature:g} (own)"
-        how = (recipe.data, "-", "online", protocol, "", "online", layer, temperature or "-")
+        if temperature is None:
+            temperature = f"{recipe.sem.temperature:g} (own)" if layer == "sem" else "-"
+        how = (recipe.data, "-", "online", protocol, "", "online", layer, temperature)
         cells[Measurement(*how)] = {"accuracy": accuracy}
     return cells
 

@@ -17,12 +17,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from simplicia.errors import UserError, unknown
-from simplicia.evaluate.jpeg import jpeg
 
 Numbers = tuple[float, ...]
 
@@ -60,6 +60,14 @@ _LADDERS: dict[str, tuple[list[Numbers], list[Numbers], tuple[int, ...]]] = {
                  [(2, .8), (2, 1), (3, .9), (3, 1), (4, 1)], (0,)),
     "jpeg_compression": ([(80,), (65,), (58,), (50,), (40,)], [(25,), (18,), (15,), (10,), (7,)], ()),
 }
+# JPEG's quantisation steps, annex K of the standard
+_LUMINANCE = [
+    16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55, 14, 13, 16, 24, 40, 57, 69, 56,
+    14, 17, 22, 29, 51, 87, 80, 62, 18, 22, 37, 56, 68, 109, 103, 77, 24, 35, 55, 64, 81, 104, 113, 92,
+    49, 64, 78, 87, 103, 121, 120, 101, 72, 92, 95, 98, 112, 100, 103, 99]
+_CHROMINANCE = [
+    17, 18, 24, 47, 99, 99, 99, 99, 18, 21, 26, 66, 99, 99, 99, 99, 24, 26, 56, 99, 99, 99, 99, 99,
+    47, 66, 99, 99, 99, 99, 99, 99] + [99] * 32
 # fmt: on
 
 
@@ -95,7 +103,7 @@ def constants(name: str, severity: int, size: int) -> Numbers:
 
 
 def _gaussian_noise(x: Tensor, g: Any, sigma: float) -> Tensor:
-    return x + sigma * _normal(x.shape, x, g)
+    return x + sigma * torch.randn(x.shape, device=x.device, generator=g)
 
 
 def _shot_noise(x: Tensor, g: Any, photons: float) -> Tensor:
@@ -103,7 +111,7 @@ def _shot_noise(x: Tensor, g: Any, photons: float) -> Tensor:
 
 
 def _impulse_noise(x: Tensor, g: Any, share: float) -> Tensor:
-    drawn = _uniform(x.shape, x, g)
+    drawn = torch.rand(x.shape, device=x.device, generator=g)
     return torch.where(drawn < share / 2, 0.0, torch.where(drawn > 1 - share / 2, 1.0, x))
 
 
@@ -119,18 +127,19 @@ def _defocus_blur(x: Tensor, g: Any, radius: float, alias: float) -> Tensor:
 def _glass_blur(x: Tensor, g: Any, sigma: float, reach: float, share: float) -> Tensor:
     x = gaussian(x, sigma)
     n, _, height, width = x.shape
-    rows = torch.arange(height, device=x.device)[:, None]
-    columns = torch.arange(width, device=x.device)
     steps = max(1, round(reach))
     shift = torch.randint(-steps, steps + 1, (2, n, height, width), device=x.device, generator=g)
-    shift *= _uniform((n, height, width), x, g) < share
-    places = (rows + shift[0]).clamp(0, height - 1) * width + (columns + shift[1]).clamp(0, width - 1)
-    moved = x.flatten(2).gather(2, places.flatten(1)[:, None].expand(-1, 3, -1)).view_as(x)
+    shift *= torch.rand((n, height, width), device=x.device, generator=g) < share
+    image, row, column = (torch.arange(count, device=x.device) for count in (n, height, width))
+    row = (row[:, None] + shift[0]).clamp(0, height - 1)
+    column = (column + shift[1]).clamp(0, width - 1)
+    moved = x[image[:, None, None], :, row, column].permute(0, 3, 1, 2)
     return gaussian(moved, sigma)
 
 
 def _motion_blur(x: Tensor, g: Any, radius: float, sigma: float) -> Tensor:
-    return _streak(x, (_uniform((len(x),), x, g) - 0.5) * (math.pi / 2), radius, sigma)
+    angle = (torch.rand(len(x), device=x.device, generator=g) - 0.5) * (math.pi / 2)
+    return _streak(x, angle, radius, sigma)
 
 
 def _zoom_blur(x: Tensor, g: Any, most: float) -> Tensor:
@@ -139,9 +148,10 @@ def _zoom_blur(x: Tensor, g: Any, most: float) -> Tensor:
 
 def _snow(x: Tensor, g: Any, *constants: float) -> Tensor:
     mean, enlarged, threshold, kept, radius, sigma = constants
-    flakes = _zoom(0.3 * _normal((len(x), 1, *x.shape[2:]), x, g) + mean, enlarged)
+    noise = torch.randn((len(x), 1, *x.shape[2:]), device=x.device, generator=g)
+    flakes = _zoom(0.3 * noise + mean, enlarged)
     flakes = torch.where(flakes < threshold, 0.0, flakes).clamp(0, 1)
-    angle = (_uniform((len(x),), x, g) * 0.5 - 0.75) * math.pi
+    angle = (torch.rand(len(x), device=x.device, generator=g) * 0.5 - 0.75) * math.pi
     flakes = _streak(flakes, angle, radius, sigma)
     grey = 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
     white = torch.maximum(x, grey * 1.5 + 0.5)
@@ -174,7 +184,7 @@ def _contrast(x: Tensor, g: Any, factor: float) -> Tensor:
 
 def _elastic_transform(x: Tensor, g: Any, shift: float, sigma: float) -> Tensor:
     height, width = x.shape[2:]
-    field = gaussian(_normal((len(x), 2, height, width), x, g), sigma)
+    field = gaussian(torch.randn((len(x), 2, height, width), device=x.device, generator=g), sigma)
     field = field / field.square().mean((1, 2, 3), keepdim=True).sqrt() * shift  # root mean square, pixels
     scale = torch.tensor([2 / width, 2 / height], device=x.device)
     grid = _grid(x, 1.0) + field.permute(0, 2, 3, 1) * scale
@@ -206,17 +216,11 @@ def gaussian(x: Tensor, sigma: float, mode: str = "reflect") -> Tensor:
 
 def _convolve(x: Tensor, kernels: Tensor) -> Tensor:
     """Each image (C, H, W) with its own kernel (1, k, k), k odd; edges are mirrored."""
-    rows, columns = (_mirrored(side, kernels.shape[-1] // 2, x.device) for side in x.shape[2:])
+    reach = kernels.shape[-1] // 2  # may exceed the image, which F.pad refuses
+    rows, columns = (np.pad(np.arange(side), reach, mode="reflect") for side in x.shape[2:])
     padded = x[:, :, rows][:, :, :, columns].flatten(0, 1)[None]
     weights = kernels.repeat_interleave(x.shape[1], 0)
     return F.conv2d(padded, weights, groups=len(weights)).view_as(x)
-
-
-def _mirrored(side: int, reach: int, device: torch.device) -> Tensor:
-    """The indices of an axis, extended by reach at both ends as in a mirror, however long."""
-    period = max(1, 2 * side - 2)
-    place = torch.arange(-reach, side + reach, device=device).remainder(period)
-    return torch.minimum(place, period - place)
 
 
 def _streak(x: Tensor, angle: Tensor, radius: float, sigma: float) -> Tensor:
@@ -249,15 +253,41 @@ def _octaves(x: Tensor, g: Any, decay: float) -> Tensor:
     """Smooth noise (N, 1, H, W) from 0 to 1: each octave twice as fine and 1 / decay as high."""
     total = torch.zeros(len(x), 1, *x.shape[2:], device=x.device)
     for octave in range(1, max(2, math.ceil(math.log2(max(x.shape[2:])))) + 1):
-        noise = _uniform((len(x), 1, 2**octave, 2**octave), x, g)
+        noise = torch.rand((len(x), 1, 2**octave, 2**octave), device=x.device, generator=g)
         total += F.interpolate(noise, x.shape[2:], mode="bicubic", antialias=True) / decay**octave
     low, high = total.amin((2, 3), keepdim=True), total.amax((2, 3), keepdim=True)
     return (total - low) / (high - low).clamp(min=1e-6)
 
 
-def _uniform(shape: Any, like: Tensor, g: Any) -> Tensor:
-    return torch.rand(shape, device=like.device, generator=g)
+def jpeg(images: Tensor, quality: int) -> Tensor:
+    """Images (N, 3, H, W) in [0, 1] after JPEG of a quality from 1 to 100, colours at half the resolution.
+
+    Batched on the device, without entropy coding, which loses nothing. Tables are scaled as in libjpeg.
+    """
+    height, width = images.shape[2:]
+    padded = F.pad(images * 255, (0, -width % 16, 0, -height % 16), mode="replicate").round()
+    r, g, b = padded.split(1, 1)
+    luminance = 0.299 * r + 0.587 * g + 0.114 * b
+    blue, red = (b - luminance) / 1.772 + 128, (r - luminance) / 1.402 + 128
+    luminance = _quantise(luminance.round(), _LUMINANCE, quality)
+    blue, red = (_quantise(F.avg_pool2d(c, 2).round(), _CHROMINANCE, quality) for c in (blue, red))
+    # like libjpeg's decoder: 3/4 of the nearest colour and 1/4 of the next, which is bilinear
+    blue, red = (F.interpolate(c, scale_factor=2, mode="bilinear") - 128 for c in (blue, red))
+    r, b = luminance + 1.402 * red, luminance + 1.772 * blue
+    g = (luminance - 0.299 * r - 0.114 * b) / 0.587
+    return torch.cat([r, g, b], 1)[:, :, :height, :width].round().clamp(0, 255) / 255
 
 
-def _normal(shape: Any, like: Tensor, g: Any) -> Tensor:
-    return torch.randn(shape, device=like.device, generator=g)
+def _quantise(channel: Tensor, steps: list[int], quality: int) -> Tensor:
+    """Cosine coefficients of a channel (N, 1, H, W), sides multiples of 8, rounded to multiples of steps."""
+    scale = 5000 // quality if quality < 50 else 200 - 2 * quality
+    scaled = [min(max((step * scale + 50) // 100, 1), 255) for step in steps]
+    table = torch.tensor(scaled, device=channel.device, dtype=channel.dtype).view(8, 8)
+    n, _, height, width = channel.shape
+    k = torch.arange(8, device=channel.device, dtype=channel.dtype)
+    cosine = torch.cos((2 * k + 1) * k[:, None] * (math.pi / 16)) / 2
+    cosine[0] /= math.sqrt(2)  # orthonormal
+    blocks = (channel - 128).view(n, height // 8, 8, width // 8, 8).transpose(2, 3)
+    coefficients = cosine @ blocks @ cosine.T
+    blocks = cosine.T @ ((coefficients / table).round() * table) @ cosine
+    return (blocks.transpose(2, 3).reshape(n, 1, height, width) + 128).round().clamp(0, 255)

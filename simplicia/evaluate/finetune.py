@@ -40,9 +40,6 @@ from simplicia.run import Run
 from simplicia.sem import simplicial
 from simplicia.settings import Range, check
 
-# three per decade, rounded so that the ends are exact
-LRS = tuple(float(f"{lr:.6g}") for lr in np.geomspace(1e-4, 0.1, 7))
-
 Lrs = Annotated[tuple[float, ...], "learning rates to try", Range(above=0, empty=False)]
 BatchSize = Annotated[int, "images per step; BatchNorm needs at least 2", Range(low=2)]
 WeightDecay = Annotated[float, "of all parameters", Range(low=0)]
@@ -59,16 +56,14 @@ class TuneSettings:
 
     def validate(self) -> None:
         check(self)
-        low, high = self.crop_scale
-        if low > high:
-            raise UserError(f"crop_scale is {self.crop_scale}; it must be (low, high), shares in order")
+        ViewSettings.crop_flip(self.crop_scale).validate()
 
 
 @dataclass
 class FinetuneSettings(TuneSettings):
     """How a run is fine-tuned."""
 
-    lrs: Lrs = LRS
+    lrs: Lrs = tuple(float(f"{lr:.6g}") for lr in np.geomspace(1e-4, 0.1, 7))  # with exact ends
     steps: Annotated[int, "steps per training", Range(low=1)] = 20_000
     batch_size: BatchSize = 256
     temperature: Annotated[float, "of SEM", Range(above=0)] = 1.0
@@ -94,7 +89,7 @@ class SemiSettings(TuneSettings):
 
 
 class Trial(NamedTuple):
-    """One training to try, of so many steps or epochs."""
+    """One training to try, for a number of steps or of epochs."""
 
     lr: float
     steps: int | None
@@ -102,7 +97,6 @@ class Trial(NamedTuple):
     epochs: int | None = None
 
     def total_steps(self, images: int, batch_size: int) -> int:
-        """The number of steps on so many images."""
         return self.steps or (self.epochs or 0) * max(1, images // batch_size)
 
     def as_dict(self) -> dict[str, Any]:
@@ -132,11 +126,6 @@ class Classifier(nn.Module):
         return self.head(features)
 
 
-def batch_norm_momentum(steps_per_epoch: int) -> float:
-    """BatchNorm's momentum, 1 - max(1 - 10 / s, 0.9), in torch's convention."""
-    return min(10 / steps_per_epoch, 0.1)
-
-
 def tune(
     run: Run,
     train: ImageSet,
@@ -148,6 +137,7 @@ def tune(
 ) -> Classifier:
     """Train a classifier; the result depends on the arguments alone, including the seed."""
     device, on_gpu = run.device, run.device.type == "cuda"
+    memory_format = torch.channels_last if on_gpu else torch.contiguous_format
     batch_size = min(settings.batch_size, len(train))
     loader = choose_loader(train.images, device)(train.images, batch_size, settings.seed, device)
     labels = check_labels(train).to(device)
@@ -155,12 +145,11 @@ def tune(
     views = Views(crops, run.recipe.image_size, *map(tuple, statistics))
     steps = trial.total_steps(len(train), settings.batch_size)
     with seeded(settings.seed, device), closing(Progress(label, steps, 0, quiet)) as bar:
-        model = Classifier(run, len(train.classes), trial.temperature, network).to(device).train()
-        if on_gpu:
-            model = model.to(memory_format=torch.channels_last)
+        model = Classifier(run, len(train.classes), trial.temperature, network)
+        model = model.to(device).to(memory_format=memory_format).train()
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.momentum = batch_norm_momentum(loader.batches)
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):  # the paper keeps max(1 - 10 / s, 0.9)
+                module.momentum = min(10 / loader.batches, 0.1)
         optimizer = torch.optim.SGD(
             model.parameters(), trial.lr, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
         )
@@ -168,11 +157,10 @@ def tune(
             optimizer.param_groups[0]["lr"] = trial.lr * (1 + math.cos(math.pi * step / steps)) / 2
             indices = loader.indices(step)
             (view,) = views(loader.images[loader.fetch(step, indices)])
-            if on_gpu:
-                view = view.contiguous(memory_format=torch.channels_last)
+            view = view.contiguous(memory_format=memory_format)
             with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
                 loss = F.cross_entropy(model(view).float(), labels[indices])
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             if step % 50 == 0:
@@ -187,12 +175,13 @@ def predict(run: Run, model: Classifier, images: Tensor) -> Tensor:
 
 
 def search(
-    run: Run, sets: Splits, trials: list[Trial], settings: TuneSettings, network: str, quiet: bool
+    run: Run, sets: Splits, layer: str, trials: list[Trial], settings: TuneSettings, network: str, quiet: bool
 ) -> tuple[Tensor, dict[str, Any]]:
     """Train every trial on train, choose on val, train the chosen one on both, and test it once.
 
     Returns the scores of the test images, and what a result says about the training.
     """
+    start = time.monotonic()
     train, val = sets.train, sets.val
     labels, val_labels = check_labels(train), check_labels(val)
     if len(train) < 2:
@@ -212,6 +201,7 @@ def search(
         raise UserError(f"fine-tuning {run.path} on all images diverged; lower lrs would do")
     return scores, {
         **rows[best],
+        "layer": layer,
         "network": network,
         "steps": trials[best].total_steps(len(both), settings.batch_size),
         "tune_batch_size": settings.batch_size,
@@ -220,6 +210,7 @@ def search(
         "seeds": [settings.seed],
         "changed": changed_settings(settings),
         "trials": rows,
+        "seconds": time.monotonic() - start,
     }
 
 
@@ -232,26 +223,15 @@ def finetune(
     quiet: bool = True,
 ) -> Result:
     """Test accuracy of the fine-tuned run, through SEM if it has one, or of its encoder (``layer``)."""
-    start = time.monotonic()
     settings = settings or FinetuneSettings()
     settings.validate()
     labels = sets.check()
     layer = trainable_layer(run, layer)
     temperature = settings.temperature if layer == "sem" else None
     trials = [Trial(lr, settings.steps, temperature) for lr in settings.lrs]
-    scores, details = search(run, sets, trials, settings, network, quiet)
-    return make_result(
-        run,
-        "transfer, fine-tuned",
-        sets.train,
-        sets.test,
-        layer=layer,
-        selected={"lr": details["lr"]},
-        **accuracies(scores.argmax(1), labels),
-        **details,
-        **sets.details(),
-        seconds=time.monotonic() - start,
-    )
+    scores, details = search(run, sets, layer, trials, settings, network, quiet)
+    details |= sets.details() | accuracies(scores.argmax(1), labels) | {"selected": {"lr": details["lr"]}}
+    return make_result(run, "transfer, fine-tuned", sets.train, sets.test, **details)
 
 
 def semi(
@@ -265,7 +245,6 @@ def semi(
     quiet: bool = True,
 ) -> Result:
     """Top-1 and top-5 test accuracy after fine-tuning on a share of the labels, or on a list of images."""
-    start = time.monotonic()
     settings = settings or SemiSettings()
     settings.validate()
     layer = trainable_layer(run, layer)
@@ -279,36 +258,26 @@ def semi(
     temperatures = settings.temperatures if layer == "sem" else (None,)
     grid = itertools.product(settings.epochs, settings.lrs, temperatures)
     trials = [Trial(lr, None, temperature, epochs) for epochs, lr, temperature in grid]
-    scores, details = search(run, sets, trials, settings, network, quiet)
-    has_top5 = scores.shape[1] > 5
-    top5 = int((scores.topk(5).indices == labels[:, None]).sum()) if has_top5 else None
+    scores, details = search(run, sets, layer, trials, settings, network, quiet)
+    top5 = int((scores.topk(5).indices == labels[:, None]).sum()) if scores.shape[1] > 5 else None
     # a setting with a single candidate was not selected
     several = [key for key in trials[0].as_dict() if len({row[key] for row in details["trials"]}) > 1]
-    if names is None:
-        drawn = f"class-balanced, drawn from seed {settings.seed}; not the paper's list"
-        details |= {"labelled_list": drawn, "list_file": None, "list_digest": None}
-    else:
-        details |= {"labelled_list": names.name, "list_file": names.name}
-        details["list_digest"] = digest("\n".join(labelled.files))
-    return make_result(
-        run,
-        "semi-supervised, fine-tuned",
-        train,
-        test,
-        layer=layer,
-        selected={key: details[key] for key in several},
-        **accuracies(scores.argmax(1), labels, top5),
-        **details,
-        train_images=len(labelled),
-        validation_images=len(sets.val),
-        fraction=len(labelled) / len(train),
-        labelled_images=len(labelled),
-        seconds=time.monotonic() - start,
-    )
+    drawn = f"class-balanced, drawn from seed {settings.seed}; not the paper's list"
+    details |= accuracies(scores.argmax(1), labels, top5) | {
+        "selected": {key: details[key] for key in several},
+        "labelled_list": names.name if names else drawn,
+        "list_file": names.name if names else None,
+        "list_digest": digest("\n".join(labelled.files)) if names else None,
+        "train_images": len(labelled),
+        "validation_images": len(sets.val),
+        "fraction": len(labelled) / len(train),
+        "labelled_images": len(labelled),
+    }
+    return make_result(run, "semi-supervised, fine-tuned", train, test, **details)
 
 
 def subset(
-    train: ImageSet, fraction: float, seed: int = 0, names: Path | None = None, test_files: Sequence[str] = ()
+    train: ImageSet, fraction: float, seed: int, names: Path | None = None, test_files: Sequence[str] = ()
 ) -> ImageSet:
     """The images whose labels are used: those a file lists, one per line, or the same share of each class."""
     if names is None:
@@ -322,25 +291,26 @@ def subset(
         raise UserError(f"{the_list} cannot be read: {error}") from error
     if not train.files:
         raise UserError(f"{train.name} has no file names, so no list can choose from it; leave --list out")
-    listed = [line.strip() for line in lines if line.strip()]
+    expected = f"it takes names of training images such as {train.files[0]!r}"
     by_name: dict[str, list[int]] = {}
     for i, file in enumerate(train.files):
         for name in {Path(file).name, file.split("/", 1)[-1]}:  # without its folder, or without its split
             by_name.setdefault(name, []).append(i)
     by_name |= {file: [i] for i, file in enumerate(train.files)}
-    unknown = [name for name in listed if name not in by_name]
-    if unknown or not listed:
-        what = f"names {unknown[0]!r}" if unknown else "is empty"
-        if unknown and any(file == unknown[0] or file.endswith(f"/{unknown[0]}") for file in test_files):
-            what += ", which is a test image"
-        raise UserError(f"{the_list} {what}; it takes names of training images such as {train.files[0]!r}")
-    for name in listed:
-        if len(by_name[name]) > 1:
-            first, second = (train.files[i] for i in by_name[name][:2])
-            raise UserError(
-                f"{the_list} names {name!r}, which is {first!r} or {second!r}; name it with its folder"
-            )
-    return part(train, torch.tensor(sorted({by_name[name][0] for name in listed})))
+    chosen = set()
+    for name in filter(None, map(str.strip, lines)):
+        first, *others = by_name.get(name, [-1])
+        if first < 0:
+            is_test = any(f"/{file}".endswith(f"/{name}") for file in test_files)
+            which = ", which is a test image" if is_test else ""
+            raise UserError(f"{the_list} names {name!r}{which}; {expected}")
+        if others:
+            which = f"{train.files[first]!r} or {train.files[others[0]]!r}"
+            raise UserError(f"{the_list} names {name!r}, which is {which}; name it with its folder")
+        chosen.add(first)
+    if not chosen:
+        raise UserError(f"{the_list} is empty; {expected}")
+    return part(train, torch.tensor(sorted(chosen)))
 
 
 def trainable_layer(run: Run, layer: str | None) -> str:

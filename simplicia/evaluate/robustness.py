@@ -11,7 +11,6 @@ A set with some of the classes is classified among these alone.
 """
 
 import time
-import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -101,22 +100,24 @@ class OtherSet:
     """A folder to test on, checked on construction, before any training."""
 
     def __init__(self, path: Path, classes: tuple[str, ...], size: int):
-        self.path, self.classes, self.size, self.skipped = path, classes, size, 0
+        self.path, self.size, self.skipped = path, size, 0
+        self.numbers = {name: i for i, name in enumerate(classes)}
         if not path.is_dir():
             raise UserError(
                 f"there is no folder {str(path)!r}; a test set is a folder of <class>/*, of "
                 "<corruption>/<severity>/<class>/*, or of <corruption>.npy with labels.npy"
             )
-        arrays = sorted(p.stem for p in path.glob("*.npy") if p.stem != "labels")
-        if arrays or (path / "labels.npy").is_file():
-            self.kind, self.corruptions = "arrays", arrays
+        self.corruptions = sorted(p.stem for p in path.glob("*.npy") if p.stem != "labels")
+        if self.corruptions or (path / "labels.npy").is_file():
+            self.kind = "arrays"
             self._check_arrays()
             return
-        folders = _folders(path)
-        self.corruptions = [c for c in folders if all((path / c / str(s)).is_dir() for s in SEVERITIES)]
+        self.corruptions = [
+            c for c in _folders(path) if all((path / c / str(s)).is_dir() for s in SEVERITIES)
+        ]
         self.kind = "corruption folders" if self.corruptions else "class folders"
-        for place in [path / c / str(s) for c in self.corruptions for s in SEVERITIES] or [path]:
-            self._class_folders(place)
+        places = [path / c / str(s) for c in self.corruptions for s in SEVERITIES] or [path]
+        self.classes_in = {place: self._class_folders(place) for place in places}
 
     def measure(self, probe: FittedProbe, quiet: bool = True) -> dict[str, Any]:
         """The accuracy of a probe; for corrupted images the mean, and each corruption and severity."""
@@ -128,53 +129,48 @@ class OtherSet:
             images, labels, among = self._read(self.path)
             accuracy = over_seeds(probe.correct(images, labels, among), len(images))
             row |= {"images": len(images), "classes": len(among), **accuracy}
-            if len(among) < len(self.classes):
+            if len(among) < len(self.numbers):
                 among_all = over_seeds(probe.correct(images, labels), len(images))
                 row |= {f"{key}_among_all": among_all[key] for key in ("accuracy", "standard_error")}
         return row | {"skipped_files": self.skipped}
 
     def _batches(self) -> Iterator[Batch]:
         """Each severity of each corruption."""
+        if self.kind == "corruption folders":
+            yield from map(self._read, self.classes_in)
+            return
         for name in self.corruptions:
-            if self.kind == "corruption folders":
-                yield from (self._read(self.path / name / str(severity)) for severity in SEVERITIES)
-                continue
             severities = (np.split(self._array(each), 5) for each in (name, "labels"))
             for pixels, labels in zip(*severities, strict=True):
                 images = torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).contiguous()
                 yield images, torch.from_numpy(labels.astype(np.int64)), None
 
+    def _read(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
+        images = datasets.read_all(path, self.size)
+        report_skipped(str(path), images.skipped)
+        self.skipped += len(images.skipped)
+        for file in images.files:
+            if "/" not in file:
+                raise UserError(f"{str(path / file)!r} is outside of the class folders; it has no class")
+        labels = torch.tensor([self.numbers[file.split("/")[0]] for file in images.files])
+        return images.images, labels, torch.tensor([self.numbers[name] for name in self.classes_in[path]])
+
     def _class_folders(self, path: Path) -> list[str]:
         names = _folders(path)
         if not names:
             raise UserError(f"{str(path)!r} has no folders of classes; it takes <class>/*")
-        unknown = [name for name in names if name not in self.classes]
+        unknown = [name for name in names if name not in self.numbers]
         if unknown:
             raise UserError(
                 f"{str(path)!r} has {len(unknown)} folders that are no class of the training images, such as "
-                f"{unknown[0]!r}; theirs are named {self.classes[0]!r}"
+                f"{unknown[0]!r}; theirs are named {next(iter(self.numbers))!r}"
             )
         return names
 
-    def _read(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
-        names = self._class_folders(path)
-        images = datasets.read_all(path, self.size)
-        report_skipped(str(path), images.skipped)
-        self.skipped += len(images.skipped)
-        index = {name: i for i, name in enumerate(self.classes)}
-        loose = [file for file in images.files if "/" not in file]
-        if loose:
-            raise UserError(f"{str(path / loose[0])!r} is outside of the class folders; it has no class")
-        labels = torch.tensor([index[file.split("/")[0]] for file in images.files])
-        return images.images, labels, torch.tensor([index[name] for name in names])
-
     def _array(self, name: str) -> np.ndarray:
         try:
-            array = np.load(self.path / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            if not isinstance(array, np.ndarray):  # an .npz archive with a wrong suffix
-                raise ValueError("it is an archive of several")
-            return array
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            return np.lib.format.open_memmap(self.path / f"{name}.npy", mode="r")  # refuses pickled objects
+        except (OSError, ValueError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{self.path / name}.npy cannot be read as an array: {reason}") from error
 
@@ -184,8 +180,8 @@ class OtherSet:
             raise UserError(f"{where} has labels.npy but no <corruption>.npy")
         for name in self.corruptions:
             array = self._array(name)
-            fits = array.ndim == 4 and array.shape[3] == 3 and array.dtype == np.uint8
-            if not fits or not array.size or len(array) % 5:
+            is_image = array.ndim == 4 and array.shape[3] == 3 and array.dtype == np.uint8
+            if not is_image or not array.size or len(array) % 5:
                 raise UserError(
                     f"{name}.npy in {where} is {array.dtype} {array.shape}; it must be uint8 "
                     "(5 N, H, W, 3): five severities of N images"
@@ -194,13 +190,11 @@ class OtherSet:
                 raise UserError(
                     f"labels.npy in {where} has {labels.size} labels, but {name}.npy has {len(array)} images"
                 )
-        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(self.classes):
-            raise UserError(f"labels.npy in {where} must be whole numbers from 0 to {len(self.classes) - 1}")
+        if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= len(self.numbers):
+            raise UserError(f"labels.npy in {where} must be whole numbers from 0 to {len(self.numbers) - 1}")
 
 
-def measure_corruptions(
-    probe: FittedProbe, test: ImageSet, seed: int = 0, quiet: bool = True
-) -> dict[str, Any]:
+def measure_corruptions(probe: FittedProbe, test: ImageSet, seed: int, quiet: bool = True) -> dict[str, Any]:
     """Accuracy on the fifteen standard corruptions of the test images, rounded to 8 bits as files are."""
     labels, device = check_labels(test), probe.run.device
 
@@ -225,19 +219,19 @@ def _measure_corruptions(
 ) -> dict[str, Any]:
     """Accuracy of each corruption and severity; the mean is over the standard ones if there are any."""
     rows: dict[str, list[float]] = {name: [] for name in names}
-    images = 0
+    standard, images = corruptions.names(), 0
     with closing(Progress("corruptions", 5 * len(names), 0, quiet)) as bar:
         for i, (x, y, among) in enumerate(batches):
             name = names[i // 5]
             rows[name].append(over_seeds(probe.correct(x, y, among), len(x))["accuracy"])
             images += len(x)
             bar.update(i + 1, f"{name} {rows[name][-1]:.1f} %")
-    averaged = [name for name in names if name in corruptions.names()] or names
+    averaged = [name for name in names if name in standard] or names
     return {
         "images": images,
         "accuracy": sum(sum(rows[name]) for name in averaged) / (5 * len(averaged)),
         "corruptions_in_mean": len(averaged),
-        "standard_missing": [name for name in corruptions.names() if name not in names],
+        "standard_missing": [name for name in standard if name not in names],
         "per_severity": [sum(rows[name][s] for name in averaged) / len(averaged) for s in range(5)],
         "per_corruption": rows,
     }

@@ -99,7 +99,7 @@ def test_other_settings_change_a_preset_and_seeds_do_not(runs, tmp_path):
 
 
 def test_equal_measurements_share_a_row(runs):
-    result = compare([runs / "byol", runs / "byol-sem"]).to_json()
+    result = compare([runs / "byol", runs / "byol-sem"])
     assert [run["recipe"] for run in result["runs"]] == ["byol", "byol-sem"]
     for protocol in ("linear probe", "weighted kNN"):
         (row,) = rows(result, protocol=protocol, layer="encoder", when="offline", dataset="figures")
@@ -125,16 +125,14 @@ def test_other_settings_do_not_overwrite_a_probe(runs, tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["compare", str(run)]) == 0
     assert "±: standard error of the test images, or the standard deviation over" in capsys.readouterr().out
-    variants = [
-        row["variant"] for row in compare([run]).to_json()["rows"] if row["protocol"] == "linear probe"
-    ]
+    variants = [row["variant"] for row in compare([run])["rows"] if row["protocol"] == "linear probe"]
     assert len([v for v in variants if "2 seeds" in v]) == 1
     assert [v for v in variants if "lrs 0.01" in v and "nothing to choose" in v and "best of" not in v]
     assert [v for v in variants if "best of 3" in v and "changed" not in v]
 
 
 def test_different_measurements_have_different_rows(runs):
-    result = compare([runs / "byol", runs / "byol-sem"]).to_json()
+    result = compare([runs / "byol", runs / "byol-sem"])
     assert rows(result, dataset="digits")[0]["cells"][1] is None
     online = [row for row in result["rows"] if row["online"]]
     temperatures = {row["temperature"] for row in online if row["layer"] == "sem"}
@@ -157,7 +155,7 @@ def test_results_of_an_earlier_checkpoint_have_their_own_rows(runs, tmp_path):
     content = json.loads(state.read_text())
     step = content["step"]
     state.write_text(json.dumps({**content, "step": step + 5, "total_steps": step + 9}))
-    result = compare([again, runs / "byol"]).to_json()
+    result = compare([again, runs / "byol"])
     for row in result["rows"]:
         old, new = row["cells"]
         assert (old is None) is not (new is None)
@@ -176,7 +174,7 @@ def test_folders_with_the_same_name_have_different_files_and_rows(runs, folder, 
     for path in (folder, *paths):
         assert cli.main(["knn", str(again), "--data", str(path)]) == 0
     assert len(list((again / "results").iterdir())) == 5 and (again / "results/knn-encoder.json").exists()
-    result = [row["dataset"] for row in compare([again]).to_json()["rows"]]
+    result = [row["dataset"] for row in compare([again])["rows"]]
     assert sorted(result) == sorted([str(folder), *map(str, paths[:2]), "\u732b", "\u72ac"])
 
 
@@ -274,10 +272,10 @@ def test_rows_state_given_settings_and_not_chosen_ones(runs, tmp_path):
     def shared(first, second):
         (one / "results/a.json").write_text(json.dumps(first))
         (other / "results/a.json").write_text(json.dumps(second))
-        return len(compare([one, other]).to_json()["rows"]) == 1
+        return len(compare([one, other])["rows"]) == 1
 
     assert shared(tuned(), tuned(temperature=1.0, epochs=2, steps=6))
-    (row,) = compare([one, other]).to_json()["rows"]
+    (row,) = compare([one, other])["rows"]
     assert row["temperature"] == "chosen" and "1 or 2 epochs" in row["variant"]
     assert not shared(tuned(), tuned(fraction=0.01))
     assert not shared(tuned(), tuned(labelled_list="1percent.txt"))
@@ -312,11 +310,11 @@ def test_rows_state_given_settings_and_not_chosen_ones(runs, tmp_path):
 def test_results_with_invalid_numbers_are_left_out(runs, tmp_path, damage):
     copied = tmp_path / "run"
     shutil.copytree(runs / "byol", copied)
-    before = compare([copied]).to_json()["rows"]
+    before = compare([copied])["rows"]
     (copied / "results/odd.json").write_text(json.dumps(tuned()))
-    assert len(compare([copied]).to_json()["rows"]) == len(before) + 1
+    assert len(compare([copied])["rows"]) == len(before) + 1
     (copied / "results/odd.json").write_text(json.dumps(tuned(**damage)))
-    assert compare([copied]).to_json()["rows"] == before
+    assert compare([copied])["rows"] == before
 
 
 def test_damaged_and_foreign_files(runs, tmp_path, capsys):
@@ -325,7 +323,7 @@ def test_damaged_and_foreign_files(runs, tmp_path, capsys):
     (copied / "results/notes.json").write_text('{"entropy": 1}')
     (copied / "results/odd.json").write_text('{"protocol": "x", "accuracy": 1, "per_temperature": [3]}')
     (copied / "log.jsonl").write_text('{"step": 1, "online_encoder_accu')
-    assert compare([copied]).to_json()["rows"] == compare([runs / "byol"]).to_json()["rows"]
+    assert compare([copied])["rows"] == compare([runs / "byol"])["rows"]
     (copied / "results/torn.json").write_text('{"protocol": ')
     assert "torn.json cannot be read" in complaint(capsys, "compare", copied)
     shutil.rmtree(copied / "results")

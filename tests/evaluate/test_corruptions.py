@@ -12,8 +12,7 @@ from PIL import Image
 
 from simplicia.data.datasets import load
 from simplicia.errors import UserError
-from simplicia.evaluate.corruptions import _LADDERS, constants, corrupt, gaussian, names
-from simplicia.evaluate.jpeg import jpeg
+from simplicia.evaluate.corruptions import _LADDERS, constants, corrupt, gaussian, jpeg, names
 
 
 @pytest.fixture(scope="module")

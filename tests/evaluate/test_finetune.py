@@ -12,11 +12,9 @@ from simplicia import cli
 from simplicia.data.loaders import HostLoader
 from simplicia.errors import UserError
 from simplicia.evaluate.finetune import (
-    LRS,
     Classifier,
     FinetuneSettings,
     Trial,
-    batch_norm_momentum,
     finetune,
     predict,
     trainable_layer,
@@ -52,11 +50,10 @@ def test_command_prints_the_numbers_it_writes(small_run, colours, capsys, tmp_pa
 def test_the_papers_numbers_are_the_defaults():
     settings = FinetuneSettings()
     assert (settings.steps, settings.batch_size, settings.temperature) == (20_000, 256, 1.0)
-    assert len(LRS) == 7 and LRS[0] == 1e-4 and LRS[-1] == 0.1
-    ratios = [b / a for a, b in itertools.pairwise(LRS)]
+    lrs = settings.lrs
+    assert len(lrs) == 7 and lrs[0] == 1e-4 and lrs[-1] == 0.1
+    ratios = [b / a for a, b in itertools.pairwise(lrs)]
     assert ratios == pytest.approx([10**0.5] * 6, rel=1e-4)
-    for steps in (1, 10, 99, 100, 101, 5000):  # the paper's momentum is what is kept, torch's what is new
-        assert 1 - batch_norm_momentum(steps) == pytest.approx(max(1 - 10 / steps, 0.9))
 
 
 def test_all_parameters_are_trained_and_the_run_does_not_change(run, sets):
@@ -69,13 +66,15 @@ def test_all_parameters_are_trained_and_the_run_does_not_change(run, sets):
         assert not p.equal(q), name
 
 
-def test_batch_norm_has_the_papers_momentum(run, sets, monkeypatch):
-    """Batches of 2 are 24 an epoch, for which it would be torch's own 0.1: from 100 on it is less."""
-    monkeypatch.setattr(simplicia.evaluate.finetune, "batch_norm_momentum", lambda steps: 1 / steps)
-    few = dataclasses.replace(QUICK, batch_size=2)
-    model = tune(run, sets.train, Trial(0.01, 1, 1.0), few)
-    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
-    assert norms and all(m.momentum == 1 / (len(sets.train) // 2) for m in norms)
+def test_batch_norm_has_the_papers_momentum(run, sets):
+    """The paper keeps max(1 - 10 / s, 0.9) of the statistics, for s steps an epoch; torch counts the rest."""
+    images, labels = sets.train.images.repeat(10, 1, 1, 1), sets.train.labels.repeat(10)
+    train = dataclasses.replace(sets.train, images=images, labels=labels)
+    for batch_size in (2, 16):
+        model = tune(run, train, Trial(0.01, 1, 1.0), dataclasses.replace(QUICK, batch_size=batch_size))
+        norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+        kept = max(1 - 10 / (len(images) // batch_size), 0.9)
+        assert norms and all(m.momentum == pytest.approx(1 - kept) for m in norms)
 
 
 def test_diverged_trial_is_never_chosen(run, sets):

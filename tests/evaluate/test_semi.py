@@ -95,7 +95,7 @@ def test_other_settings_have_different_files_and_rows(small_run, colours, tmp_pa
         "finetune-sem-lrs-0.1-steps-1-batch_size-16",
         "finetune-sem-lrs-0.1-steps-1-batch_size-16-seed-1",
     }
-    result = compare([copied]).to_json()["rows"]
+    result = compare([copied])["rows"]
     assert len(result) == 4 and {"lrs 0.1", "lrs 0.2"} < {w for r in result for w in r["variant"].split(", ")}
 
 
@@ -134,7 +134,7 @@ def test_a_share_of_every_class_from_a_seed():
     assert one.labels.bincount().tolist() == [10] * 4
     assert one.images.equal(same.images) and not one.images.equal(other.images)
     rare = ImageSet("r", images[:101], torch.cat([labels[:100] % 2, torch.tensor([2])]))
-    assert subset(rare, 0.1).labels.bincount().tolist() == [5, 5, 1]  # the only one of its class
+    assert subset(rare, 0.1, 0).labels.bincount().tolist() == [5, 5, 1]  # the only one of its class
 
 
 def test_a_list_names_the_images(run, sets, tmp_path):
@@ -193,7 +193,7 @@ def test_mistakes(run, sets, small_run, colours, tmp_path, fails):
         "--list", tmp_path / "tested.txt"
     )
     (tmp_path / "short.txt").write_text("\n".join(file.removeprefix("train/") for file in train.files[:7]))
-    assert subset(train, 0.1, names=tmp_path / "short.txt").files == train.files[:7]
+    assert subset(train, 0.1, 0, tmp_path / "short.txt").files == train.files[:7]
     (tmp_path / "empty.txt").write_text("")
     assert "is empty" in message("--list", tmp_path / "empty.txt")
     assert "give one of the two" in message("--list", tmp_path / "wrong.txt", "--fraction", 0.1)
