@@ -132,7 +132,8 @@ def join(runs: Runs, run: str, line: str) -> str:
 def _column(key: str, analysis: Analysis) -> Curves:
     log = analysis.log.train
     if any(value is not None for value in log.get(key, ())):
-        yield "", Series("", _steps(log), log[key])
+        steps: Any = log["step"]
+        yield "", Series("", steps, log[key])
 
 
 def _online(analysis: Analysis) -> Curves:
@@ -174,18 +175,12 @@ def _precisions(by: str, analysis: Analysis) -> Curves:
             yield layer.layer, Series(layer.layer, analysis.retrieval.k, layer[by], markers=True)
 
 
-def _steps(log: dict[str, list[float | None]]) -> list[float]:
-    return [step for step in log.get("step", []) if step is not None]
-
-
-def online_curves(analysis: Analysis) -> list[tuple[str, list[float], list[float | None]]]:
+def online_curves(analysis: Analysis) -> Iterator[tuple[str, list[Any], list[float | None]]]:
     """The online accuracies: name, steps and values."""
     log = analysis.log.online
-    return [
-        (key.removeprefix("online_").removesuffix("_accuracy").replace("_", " "), _steps(log), values)
-        for key, values in log.items()
-        if key.startswith("online_")
-    ]
+    for key in (key for key in log if key.startswith("online_")):
+        name = key.removeprefix("online_").removesuffix("_accuracy").replace("_", " ")
+        yield name, log.get("step", []), log[key]
 
 
 def per_temperature(analysis: Analysis) -> dict[str, list[tuple[float, float, float]]]:
@@ -194,8 +189,8 @@ def per_temperature(analysis: Analysis) -> dict[str, list[tuple[float, float, fl
     for file, result in analysis.results.items():
         rows = [row for row in result.get("per_temperature", []) if row.get("temperature") is not None]
         if rows:
-            keys = ("temperature", "accuracy", "standard_error")
-            results[file] = sorted(tuple(row[key] for key in keys) for row in rows)
+            values = ((row["temperature"], row["accuracy"], row["standard_error"]) for row in rows)
+            results[file] = sorted(values)
     return results
 
 

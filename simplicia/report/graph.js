@@ -80,7 +80,7 @@ function graph(panel, run, choose, say) {
       n.x = (((event.clientX - box.left) / box.width) * width - fit.dx) / fit.across;
       n.y = (((event.clientY - box.top) / box.height) * height - fit.dy) / fit.down;
       n.held = true;
-      heat = CALM.matches ? 0 : Math.max(heat, 12);
+      if (!CALM.matches) heat = Math.max(heat, 12);
       start();
     };
     group.onpointerup = () => {
@@ -186,13 +186,11 @@ function graph(panel, run, choose, say) {
     say(`${nameOf(run, pointed)}: ${[...pointed.near].map((n) => nameOf(run, n)).join(", ")}`);
   };
   function towards(from, [x, y]) {
-    let best = from, least = Infinity;
-    for (const n of nodes) {
-      const along = (n.px - from.px) * x + (n.py - from.py) * y;
-      const aside = Math.abs((n.px - from.px) * y) + Math.abs((n.py - from.py) * x);
-      if (along > 0.5 && along + 2 * aside < least) (best = n), (least = along + 2 * aside);
-    }
-    return best;
+    const distance = ({ px, py }) => {
+      const along = (px - from.px) * x + (py - from.py) * y;
+      return along > 0.5 ? along + 2 * Math.abs((px - from.px) * y + (py - from.py) * x) : Infinity;
+    };
+    return nodes.reduce((best, n) => (distance(n) < distance(best) ? n : best), from);
   }
   svg.onblur = () => light(null);
 

@@ -22,11 +22,6 @@ SETTINGS = {  # label: name in the recipe, format of a number
     "precision": ("precision", "{}"),
     "seed": ("seed", "{}"),
 }
-COSTS = {
-    "parameters": "parameters",
-    "activations": "activations, one image",
-    "flops": "multiply-adds, one image",
-}
 
 
 @dataclass
@@ -146,9 +141,10 @@ def _ranks(analysis: Analysis) -> Iterator[Row]:
 
 
 def _cost(analysis: Analysis) -> Iterator[Row]:
-    for key, label in COSTS.items():
-        if analysis.cost:
-            yield label, number(analysis.cost.get(key), "{:,.0f}")
+    if cost := analysis.cost:
+        yield "parameters", number(cost.get("parameters"), "{:,.0f}")
+        yield "activations, one image", number(cost.get("activations"), "{:,.0f}")
+        yield "multiply-adds, one image", number(cost.get("flops"), "{:,.0f}")
     spent = {"training": analysis.run.seconds, "analysis": analysis.provenance.seconds_total}
     for label, seconds in spent.items():
         yield label, Cell(duration(seconds), seconds)

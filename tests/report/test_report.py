@@ -185,7 +185,7 @@ def test_a_page_from_the_analysis_alone(runs, tmp_path, capsys):
     assert "need the run" in capsys.readouterr().err
 
 
-def test_an_analysis_is_kept_while_it_fits_and_results_are_read_anew(runs, tmp_path):
+def test_an_analysis_is_kept_while_it_fits_and_results_are_read_again(runs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(runs["base"], run)
     before = analysis(run)
