@@ -1,20 +1,22 @@
-"""The charts of analyses, on the page and as files. Several runs share each chart.
+"""The charts of analyses, on the page and as files. Several runs share each chart."""
 
-A chart without series says that no run has such numbers; it is left out.
-"""
-
+import csv
 import dataclasses
+import io
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from simplicia.analyze.report_data import Analysis, DataFacts, Graph
-from simplicia.errors import UserError
-from simplicia.report.plots import Axis, Chart, Note, Series, save, write_csv
+from simplicia.files import write_errors, write_file
+from simplicia.report.plots import Axis, Chart, Note, Series, save
 from simplicia.report.plots.chart import GREY
 
 Runs = list[tuple[str, Analysis]]  # by the names that the page gives them
+Curves = Iterator[tuple[str, Series]]  # of one run, each with its layer
+CurvesOf = Callable[[Analysis], Curves]
 LAYERS = ("encoder", "sem", "embedder", "codes")  # with several runs each layer has its dash
 TRAINING = {  # a column of the log: title, label of its axis
     "loss": ("Loss", "loss"),
@@ -23,6 +25,13 @@ TRAINING = {  # a column of the log: title, label of its axis
     "entropy": ("Mean entropy of a simplex", "nats"),
     "lr": ("Learning rate", "learning rate"),
     "images_per_s": ("Speed", "images per second"),
+}
+CAPTIONS = {
+    "online": "Online: the classifiers learn during pre-training. They are not the offline probes below.",
+    "temperature": "Bars are one standard error. Temperature 0 is the codes: one-hot simplices.",
+    "entropy": "0: one-hot; ln 2: uniform over two vertices; ln V: uniform over all V.",
+    "coherence": "The share of a class's neighbours that are of its superclass, averaged over classes.",
+    "spectrum": "A curve that falls early uses few directions.",
 }
 
 
@@ -39,92 +48,139 @@ def name_runs(analyses: Sequence[Analysis]) -> Runs:
 def write_figures(analyses: Sequence[Analysis], folder: str | Path) -> list[Path]:
     """Write every chart, and the graph with K = 5 of each layer, as SVG, PNG and CSV."""
     folder, runs = Path(folder), name_runs(analyses)
-    try:
+    written: list[Path] = []
+
+    def write(chart: Chart, name: str, *rows: Sequence[Any]) -> None:
+        text = io.StringIO()
+        csv.writer(text).writerows(rows)
+        content = text.getvalue().encode("utf-8", "replace")  # names of files need not be UTF-8
+        written.extend(save(chart, folder / f"{name}.{suffix}") for suffix in ("svg", "png"))
+        written.append(write_file(folder / f"{name}.csv", content, "figures"))
+
+    with write_errors("figures", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"figures cannot be written to {folder}: {error.strerror}") from error
-    charts = [*training(runs), temperature(runs), entropy(runs), coherence(runs), spectrum(runs)]
-    written = []
-    for chart in (chart for chart in [*charts, *retrieval(runs)] if chart.series):
-        written += [save(chart, folder / f"{chart.id}.{suffix}") for suffix in ("svg", "png")]
-        rows = [[series.name, *point] for series in chart.series for point in series.points]
+    for chart in (chart for section in charts(runs).values() for chart in section):
         header = ["series", chart.x.label, chart.y.label, "standard error"]
-        written.append(write_csv(folder / f"{chart.id}.csv", header, rows))
+        write(chart, chart.id, header, *([s.name, *point] for s in chart.series for point in s.points))
     for i, (_, analysis) in enumerate(runs, 1):
         for graph in analysis.coherence.graphs if analysis.coherence else []:
             if graph.k == 5 and graph.edges:
-                path = folder / (f"graph-{graph.layer}" + (f"-{i}.svg" if len(runs) > 1 else ".svg"))
-                chart, names = class_graph(graph, analysis.data), analysis.data.classes
-                written += [save(chart, path), save(chart, path.with_suffix(".png"))]
-                rows = [[c, names[int(c)], feature, weight] for c, feature, weight in graph.edges]
-                header = ["class", "name", "feature", "weight"]
-                written.append(write_csv(path.with_suffix(".csv"), header, rows))
+                name = f"graph-{graph.layer}" + (f"-{i}" if len(runs) > 1 else "")
+                rows = ([c, analysis.data.classes[int(c)], f, weight] for c, f, weight in graph.edges)
+                write(class_graph(graph, analysis.data), name, ["class", "name", "feature", "weight"], *rows)
     return written
 
 
-def _collect(runs: Runs, curves_of: Callable[[Analysis], Iterator[tuple[str, Series]]]) -> list[Series]:
-    """The curves of every run, each with its layer, named and coloured.
+def charts(runs: Runs) -> dict[str, list[Chart]]:
+    """The charts of each section of the page; a chart is left out if no run has its numbers."""
+    entropies = [analysis.entropy for _, analysis in runs if analysis.entropy]
+    uniform = {e.ln_vertices: f"ln {e.vertices}" for e in entropies}
+    marks = {0.0: "0"} | {e.ln2: "ln 2" for e in entropies} | uniform
+    names = ("training", "temperature", "entropy", "coherence", "spectrum", "retrieval")
+    sections: dict[str, list[Chart]] = {name: [] for name in names}
+
+    def add(id: str, title: str, x: Axis, y: Axis, curves: CurvesOf, **lines: Any) -> None:
+        if series := _collect(runs, curves):
+            chart = Chart(title, x, y, series, id, CAPTIONS.get(id, ""), **lines)
+            sections["training" if id == "online" else id.partition("-")[0]].append(chart)
+
+    for key, (title, label) in TRAINING.items():
+        lines = list(uniform.items()) if key == "entropy" else []
+        add(f"training-{key}", title, Axis("step"), Axis(label), partial(_column, key), y_lines=lines)
+    add("online", "Online accuracy", Axis("step"), Axis("online test accuracy, %"), _online)
+    across, up = Axis("temperature of the simplices", log=True), Axis("offline test accuracy, %")
+    add("temperature", "Offline probe at each temperature", across, up, _probes)
+    across, up = Axis("entropy of a simplex, nats"), Axis("share of simplices", log=True)
+    histograms = partial(_histograms, len(runs) == 1)
+    add("entropy", "Entropy of simplices", across, up, histograms, x_lines=list(marks.items()))
+    for chart in sections["entropy"] if len(runs) > 1 else []:
+        chart.caption += " Each run at its own temperature."
+    across, up = Axis("K, the largest weights of each class"), Axis("coherence", limits=(0.0, 1.0))
+    add("coherence", "Coherence", across, up, _coherences)
+    across, up = Axis("index, high to low", log=True), Axis("singular value", log=True)
+    add("spectrum", "Singular values of the covariance", across, up, _singular_values)
+    across, up = Axis("k nearest images", log=True), Axis("precision", limits=(0.0, None))
+    for by, label in (("by_class", "class"), ("by_superclass", "superclass")):
+        chances = dict.fromkeys((a.retrieval.chance or {}).get(by) for _, a in runs if a.retrieval)
+        lines = [(chance, "chance") for chance in chances if chance is not None]
+        title = f"Nearest images of the same {label}"
+        add(f"retrieval-{by}", title, across, up, partial(_precisions, by), y_lines=lines)
+    return sections
+
+
+def _collect(runs: Runs, curves_of: CurvesOf) -> list[Series]:
+    """The curves of every run, named and coloured.
 
     One run has a colour per curve; several have a colour per run and a dash per layer.
     """
     collected = []
     for i, (run, analysis) in enumerate(runs):
         for j, (layer, series) in enumerate(curves_of(analysis)):
-            name, colour, dash = series.name, j, 0
+            name, colour, dash = series.name or run, j, 0
             if len(runs) > 1:
-                name, colour = join(runs, run, name) if name else run, i
+                name, colour = join(runs, run, series.name) if series.name else run, i
                 dash = LAYERS.index(layer) if layer in LAYERS else j
-            collected.append(dataclasses.replace(series, name=name or run, colour=colour, dash=dash))
+            collected.append(dataclasses.replace(series, name=name, colour=colour, dash=dash))
     return collected
 
 
-def training(runs: Runs) -> list[Chart]:
-    """Columns of the log over steps; the online accuracies last."""
-    charts = []
-    for key, (title, label) in TRAINING.items():
-
-        def column(analysis: Analysis, key: str = key) -> Iterator[tuple[str, Series]]:
-            log = analysis.log.train
-            if any(value is not None for value in log.get(key, ())):
-                yield "encoder", Series("", _steps(log), log[key])
-
-        chart = Chart(title, Axis("step"), Axis(label), _collect(runs, column), f"training-{key}")
-        if key == "entropy":
-            tops = {a.entropy.ln_vertices: f"ln {a.entropy.vertices}" for _, a in runs if a.entropy}
-            chart.y_lines = list(tops.items())
-        charts.append(chart)
-
-    def online(analysis: Analysis) -> Iterator[tuple[str, Series]]:
-        for name, steps, values in online_curves(analysis):
-            yield name, Series(name, steps, values, markers=True)
-
-    caption = "Online: the classifiers learn during pre-training. They are not the offline probes below."
-    up = Axis("online test accuracy, %")
-    return [*charts, Chart("Online accuracy", Axis("step"), up, _collect(runs, online), "online", caption)]
+def join(runs: Runs, run: str, line: str) -> str:
+    """The name of a line, with its run if there are several."""
+    return line if len(runs) == 1 else f"{run}, {line}"
 
 
-def online_curves(analysis: Analysis) -> list[tuple[str, list[float], list[float | None]]]:
+def _column(key: str, analysis: Analysis) -> Curves:
+    log = analysis.log.train
+    if any(value is not None for value in log.get(key, ())):
+        steps: Any = log["step"]
+        yield "", Series("", steps, log[key])
+
+
+def _online(analysis: Analysis) -> Curves:
+    for name, steps, values in online_curves(analysis):
+        yield name, Series(name, steps, values, markers=True)
+
+
+def _probes(analysis: Analysis) -> Curves:
+    for file, rows in per_temperature(analysis).items():
+        taus, accuracies, errors = zip(*rows, strict=True)
+        yield "", Series(file, taus, accuracies, error=errors, markers=True)
+
+
+def _histograms(alone: bool, analysis: Analysis) -> Curves:
+    """At each temperature; of several runs each at its own."""
+    for curve in analysis.entropy.curves if analysis.entropy else []:
+        if analysis.entropy and (alone or curve.own):
+            own = ", the run's own" if alone and curve.own else ""
+            shares = [count / curve.count if count else None for count in curve.counts]
+            name = f"temperature {curve.temperature:g}{own}"
+            yield "", Series(name, analysis.entropy.edges, shares, kind="histogram")
+
+
+def _coherences(analysis: Analysis) -> Curves:
+    for curve in analysis.coherence.curves if analysis.coherence else []:
+        if curve.coherence is not None:
+            yield curve.layer, Series(curve.label, range(1, len(curve.coherence) + 1), curve.coherence)
+
+
+def _singular_values(analysis: Analysis) -> Curves:
+    for layer in analysis.spectrum.layers:
+        values = [value if value and value > 0 else None for value in layer.values]
+        yield layer.layer, Series(layer.layer, [at + 1 for at in layer.index], values)
+
+
+def _precisions(by: str, analysis: Analysis) -> Curves:
+    for layer in analysis.retrieval.layers if analysis.retrieval else []:
+        if analysis.retrieval and layer[by] is not None:
+            yield layer.layer, Series(layer.layer, analysis.retrieval.k, layer[by], markers=True)
+
+
+def online_curves(analysis: Analysis) -> Iterator[tuple[str, list[Any], list[float | None]]]:
     """The online accuracies: name, steps and values."""
     log = analysis.log.online
-    return [
-        (key.removeprefix("online_").removesuffix("_accuracy").replace("_", " "), _steps(log), values)
-        for key, values in log.items()
-        if key.startswith("online_")
-    ]
-
-
-def temperature(runs: Runs) -> Chart:
-    """Accuracy of offline probes at each temperature."""
-
-    def probes(analysis: Analysis) -> Iterator[tuple[str, Series]]:
-        for file, rows in per_temperature(analysis).items():
-            taus, accuracies, errors = zip(*rows, strict=True)
-            yield "", Series(file, taus, accuracies, error=errors, markers=True)
-
-    caption = "Bars are one standard error. Temperature 0 is the codes: one-hot simplices."
-    across, up = Axis("temperature of the simplices", log=True), Axis("offline test accuracy, %")
-    title = "Offline probe at each temperature"
-    return Chart(title, across, up, _collect(runs, probes), "temperature", caption)
+    for key in (key for key in log if key.startswith("online_")):
+        name = key.removeprefix("online_").removesuffix("_accuracy").replace("_", " ")
+        yield name, log.get("step", []), log[key]
 
 
 def per_temperature(analysis: Analysis) -> dict[str, list[tuple[float, float, float]]]:
@@ -133,113 +189,31 @@ def per_temperature(analysis: Analysis) -> dict[str, list[tuple[float, float, fl
     for file, result in analysis.results.items():
         rows = [row for row in result.get("per_temperature", []) if row.get("temperature") is not None]
         if rows:
-            keys = ("temperature", "accuracy", "standard_error")
-            results[file] = sorted(tuple(row[key] for key in keys) for row in rows)
+            values = ((row["temperature"], row["accuracy"], row["standard_error"]) for row in rows)
+            results[file] = sorted(values)
     return results
-
-
-def entropy(runs: Runs) -> Chart:
-    """Histograms at each temperature; of several runs each at its own."""
-    alone = len(runs) == 1
-
-    def histograms(analysis: Analysis) -> Iterator[tuple[str, Series]]:
-        if analysis.entropy is None:
-            return
-        for curve in analysis.entropy.curves:
-            if alone or curve.own:
-                name = f"temperature {curve.temperature:g}" + (
-                    ", the run's own" if alone and curve.own else ""
-                )
-                shares = [count / curve.count if count else None for count in curve.counts]
-                yield "", Series(name, analysis.entropy.edges, shares, kind="histogram")
-
-    lines = {0.0: "0"}
-    for e in (analysis.entropy for _, analysis in runs if analysis.entropy):
-        lines |= {e.ln2: "ln 2", e.ln_vertices: f"ln {e.vertices}"}
-    caption = "0: one-hot; ln 2: uniform over two vertices; ln V: uniform over all V."
-    caption += "" if alone else " Each run at its own temperature."
-    across, up = Axis("entropy of a simplex, nats"), Axis("share of simplices", log=True)
-    series, x_lines = _collect(runs, histograms), list(lines.items())
-    return Chart("Entropy of simplices", across, up, series, "entropy", caption, x_lines=x_lines)
-
-
-def coherence(runs: Runs) -> Chart:
-    def curves(analysis: Analysis) -> Iterator[tuple[str, Series]]:
-        for curve in analysis.coherence.curves if analysis.coherence else []:
-            if curve.coherence is not None:
-                ks = range(1, len(curve.coherence) + 1)
-                yield curve.layer, Series(curve.label, ks, curve.coherence)
-
-    caption = "The share of a class's neighbours that are of its superclass, averaged over classes."
-    across, up = Axis("K, the largest weights of each class"), Axis("coherence", limits=(0.0, 1.0))
-    return Chart("Coherence", across, up, _collect(runs, curves), "coherence", caption)
-
-
-def spectrum(runs: Runs) -> Chart:
-    def layers(analysis: Analysis) -> Iterator[tuple[str, Series]]:
-        for layer in analysis.spectrum.layers:
-            values = [value if value and value > 0 else None for value in layer.values]
-            yield layer.layer, Series(layer.layer, [at + 1 for at in layer.index], values)
-
-    across, up = Axis("index, high to low", log=True), Axis("singular value", log=True)
-    caption, series = "A curve that falls early uses few directions.", _collect(runs, layers)
-    return Chart("Singular values of the covariance", across, up, series, "spectrum", caption)
-
-
-def retrieval(runs: Runs) -> list[Chart]:
-    charts = []
-    for by, label in (("by_class", "class"), ("by_superclass", "superclass")):
-
-        def layers(analysis: Analysis, by: str = by) -> Iterator[tuple[str, Series]]:
-            if analysis.retrieval is None:
-                return
-            for layer in analysis.retrieval.layers:
-                if layer[by] is not None:
-                    yield layer.layer, Series(layer.layer, analysis.retrieval.k, layer[by], markers=True)
-
-        chances = [(a.retrieval.chance or {}).get(by) for _, a in runs if a.retrieval]
-        lines = [(chance, "chance") for chance in dict.fromkeys(chances) if chance is not None]
-        across, up = Axis("k nearest images", log=True), Axis("precision", limits=(0.0, None))
-        title, series = f"Nearest images of the same {label}", _collect(runs, layers)
-        charts.append(Chart(title, across, up, series, f"retrieval-{by}", y_lines=lines))
-    return charts
 
 
 def class_graph(graph: Graph, data: DataFacts) -> Chart:
     """W_K: classes by name, coloured by superclass, around the features they share."""
     import networkx
 
-    nodes = networkx.Graph()
-    nodes.add_edges_from((("class", c), ("feature", f)) for c, f, _ in graph.edges)
+    nodes = networkx.Graph((("class", int(c)), ("feature", int(f))) for c, f, _ in graph.edges)
     at: Any = networkx.spring_layout(nodes, seed=0, weight=None, k=1.6 / math.sqrt(len(nodes)))
+    gap = math.nan, math.nan
 
-    def points(nodes: list[tuple[str, int]]) -> tuple[list[float], list[float]]:
-        return [at[node][0] for node in nodes], [at[node][1] for node in nodes]
+    def points(name: str, places: list[Any], colour: int, **look: Any) -> Series:
+        return Series(name, [x for x, _ in places], [y for _, y in places], colour, **look)
 
-    gap = ("gap", 0)
-    at[gap] = math.nan, math.nan
-    ends = [node for c, f, _ in graph.edges for node in (("class", int(c)), ("feature", int(f)), gap)]
-    series = [Series("", *points(ends), GREY, faint=True)]
-    series.append(Series("features", *points([n for n in nodes if n[0] == "feature"]), GREY, kind="points"))
-    groups: dict[int, list[int]] = {}
-    for c in sorted({int(c) for c, _, _ in graph.edges}):
-        groups.setdefault(data.superclass[c] if data.superclass else 0, []).append(c)
-    for group, members in groups.items():
+    edges = [place for start, end in nodes.edges for place in (at[start], at[end], gap)]
+    features = [at[node] for node in nodes if node[0] == "feature"]
+    series = [points("", edges, GREY, faint=True), points("features", features, GREY, kind="points")]
+    classes = sorted(node[1] for node in nodes if node[0] == "class")
+    groups = [data.superclass[c] if data.superclass else 0 for c in classes]
+    for group in dict.fromkeys(groups):
         name = data.superclasses[group] if data.superclass else "classes"
-        series.append(Series(name, *points([("class", c) for c in members]), group, kind="points"))
-    notes = [
-        Note(at["class", c][0], at["class", c][1], data.classes[c])
-        for members in groups.values()
-        for c in members
-    ]
+        members = [at["class", c] for c, g in zip(classes, groups, strict=True) if g == group]
+        series.append(points(name, members, group, kind="points"))
+    notes = [Note(at["class", c][0], at["class", c][1], data.classes[c]) for c in classes]
     title = f"Graph of classes and features, K = {graph.k}, {graph.layer}"
     return Chart(title, Axis(), Axis(), series, notes=notes, frame=False, size=(12.0, 12.0))
-
-
-def _steps(log: dict[str, list[float | None]]) -> list[float]:
-    return [step for step in log.get("step", []) if step is not None]
-
-
-def join(runs: Runs, run: str, line: str) -> str:
-    """The name of a line, with its run if there are several."""
-    return line if len(runs) == 1 else f"{run}, {line}"

@@ -18,46 +18,31 @@ import jinja2
 from markupsafe import Markup
 
 from simplicia.analyze.report_data import Analysis
-from simplicia.errors import UserError
-from simplicia.files import atomic_write
+from simplicia.files import write_file
 from simplicia.report import figures, tables
 from simplicia.report.figures import Runs
-from simplicia.report.plots import positions, to_svg
-from simplicia.report.plots.svg import style
+from simplicia.report.plots import BOX, layout
 
 SHEET = re.compile(r"thumbnails-\d+\.jpg")
 JPEG = b"\xff\xd8\xff"
+EXPLORED = ("data", "coherence", "atlas", "retrieval", "thumbnails")  # what the page's script shows of a run
 Analyses = Sequence[tuple[Analysis, Path]]  # each with the folder it lies in
 
 
 def write(analyses: Analyses, out: str | Path) -> Path:
     """Write the page of analyses."""
-    text, target = page(analyses), Path(out)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(target) as temporary:
-            temporary.write_bytes(text.encode("utf-8", "replace"))  # names of files need not be UTF-8
-    except OSError as error:
-        raise UserError(f"the page cannot be written to {target}: {error.strerror}") from error
-    return target
+    # names of files need not be UTF-8
+    return write_file(Path(out), page(analyses).encode("utf-8", "replace"), "the page")
 
 
 def page(analyses: Analyses) -> str:
     """The page as text."""
     runs = figures.name_runs([_mailable(analysis) for analysis, _ in analyses])
     sheets, missing = _sheets(analyses)
-    charts = {
-        "training": figures.training(runs),
-        "temperature": [figures.temperature(runs)],
-        "entropy": [figures.entropy(runs)],
-        "coherence": [figures.coherence(runs)],
-        "spectrum": [figures.spectrum(runs)],
-        "retrieval": figures.retrieval(runs),
-    }
-    charts = {section: [chart for chart in part if chart.series] for section, part in charts.items()}
+    charts = {section: [layout(chart) for chart in part] for section, part in figures.charts(runs).items()}
     data = {
-        "charts": {chart.id: positions(chart) for part in charts.values() for chart in part},
-        "runs": [_explored(name, analysis) for name, analysis in runs],
+        "charts": {chart["id"]: chart["readout"] for part in charts.values() for chart in part},
+        "runs": [{"vertices": a.run.vertices} | {key: a[key] for key in EXPLORED} for _, a in runs],
     }
     script = _text("graph.js") + _text("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -69,8 +54,7 @@ def page(analyses: Analyses) -> str:
         title=runs[0][0] if len(runs) == 1 else f"Comparison of {len(runs)} runs",
         warnings=_warnings(runs) + missing,
         charts=charts,
-        to_svg=to_svg,
-        style_of=style,
+        **BOX,
         tables=tables.page_tables(runs),
         stored=[(name, tables.stored(analysis.results)) for name, analysis in runs],
         recipes=[(name, json.dumps(analysis.run.recipe, indent=1)) for name, analysis in runs],
@@ -86,7 +70,7 @@ def page(analyses: Analyses) -> str:
 
 def embedded(data: Any) -> str:
     """JSON that is safe inside a script element, whatever strings it holds."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(data, default=lambda part: part.to_json(), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
@@ -113,32 +97,6 @@ def _warnings(runs: Runs) -> list[tuple[str, str]]:
         warnings += [(name, f"step {w.step:,}: {w.words}") for w in analysis.log.warnings]
         warnings += [(name, note) for note in analysis.notes]
     return warnings
-
-
-def _explored(name: str, analysis: Analysis) -> dict[str, Any]:
-    """The part of an analysis that the page's script shows: graph, atlas, examples and thumbnails."""
-    data, thumbnails, atlas = analysis.data, analysis.thumbnails, analysis.atlas
-    curves, graphs = [], []
-    if analysis.coherence:
-        curves, graphs = analysis.coherence.curves, analysis.coherence.graphs
-    return {
-        "name": name,
-        "vertices": analysis.run.vertices,
-        "classes": data.classes,
-        "counts": data.class_counts,
-        "superclass": data.superclass,
-        "superclasses": data.superclasses,
-        "graphs": [graph.to_json() for graph in graphs],
-        "layers": {curve.layer: curve.label for curve in curves},
-        "atlas": atlas and {key: atlas[key] for key in ("features", "ranked_by", "images")},
-        "examples": analysis.retrieval.examples if analysis.retrieval else [],
-        "tile": thumbnails.tile,
-        "sheets": [[sheet.width, sheet.height] for sheet in thumbnails.sheets],
-        "images": {
-            index: [tile.sheet, tile.x, tile.y, tile.label, tile.file]
-            for index, tile in thumbnails.images.items()
-        },
-    }
 
 
 def _sheets(analyses: Analyses) -> tuple[list[tuple[int, int, str]], list[tuple[str, str]]]:

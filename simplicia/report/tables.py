@@ -9,7 +9,7 @@ from typing import Any
 from simplicia.analyze.report_data import Analysis
 from simplicia.progress import duration
 from simplicia.report.figures import Runs, join, online_curves, per_temperature
-from simplicia.result import Result
+from simplicia.result import Result, is_number
 
 LONGEST = 20_000  # characters of a stored result that are shown
 SETTINGS = {  # label: name in the recipe, format of a number
@@ -21,11 +21,6 @@ SETTINGS = {  # label: name in the recipe, format of a number
     "learning rate": ("optim.lr", "{:g}"),
     "precision": ("precision", "{}"),
     "seed": ("seed", "{}"),
-}
-COSTS = {
-    "parameters": "parameters",
-    "activations": "activations, one image",
-    "flops": "multiply-adds, one image",
 }
 
 
@@ -40,7 +35,6 @@ class Cell:
 
 @dataclass
 class Table:
-    id: str
     title: str
     columns: list[str]
     rows: list[tuple[str, list[Cell]]]
@@ -51,27 +45,22 @@ Row = tuple[str, Cell]  # of one run
 
 def page_tables(runs: Runs) -> dict[str, Table]:
     """Every table of the page by its id."""
-    return {
-        "settings": _table("settings", "Settings", runs, _settings),
-        "offline": _offline(runs),
-        "online-last": _table("online-last", "Online accuracy at the end of the log, %", runs, _online),
-        "temperatures": _temperatures(runs),
-        "classifiers": _table(
-            "classifiers", "Offline test accuracy of the linear classifiers, %", runs, _classifiers
-        ),
-        "simplices": _table("simplices", "The simplices", runs, _simplices),
-        "ranks": _table("ranks", "Effective rank", runs, _ranks),
-        "cost": _table("cost", "Cost", runs, _cost),
+    plain: dict[str, tuple[str, Callable[[Analysis], Iterator[Row]]]] = {
+        "settings": ("Settings", _settings),
+        "online-last": ("Online accuracy at the end of the log, %", _online),
+        "classifiers": ("Offline test accuracy of the linear classifiers, %", _classifiers),
+        "simplices": ("The simplices", _simplices),
+        "ranks": ("Effective rank", _ranks),
+        "cost": ("Cost", _cost),
     }
-
-
-def _table(id: str, title: str, runs: Runs, cells_of: Callable[[Analysis], Iterator[Row]]) -> Table:
-    """A table with the rows of every run; a dash where a run lacks a row."""
-    rows: dict[str, list[Cell]] = {}
-    for i, (_, analysis) in enumerate(runs):
-        for label, cell in cells_of(analysis):
-            rows.setdefault(label, [Cell() for _ in runs])[i] = cell
-    return Table(id, title, [name for name, _ in runs], list(rows.items()))
+    tables = {"offline": _offline(runs), "temperatures": _temperatures(runs)}
+    for id, (title, rows_of) in plain.items():
+        rows: dict[str, list[Cell]] = {}
+        for i, (_, analysis) in enumerate(runs):
+            for label, cell in rows_of(analysis):
+                rows.setdefault(label, [Cell()] * len(runs))[i] = cell
+        tables[id] = Table(title, [name for name, _ in runs], list(rows.items()))
+    return tables
 
 
 def _settings(analysis: Analysis) -> Iterator[Row]:
@@ -103,7 +92,7 @@ def _offline(runs: Runs) -> Table:
             Cell() if result is None else _accuracy(result, analysis.run.step)
             for result, (_, analysis) in zip(results, runs, strict=True)
         ]
-    return Table("offline", "Offline accuracy, %", [name for name, _ in runs], list(rows.items()))
+    return Table("Offline accuracy, %", [name for name, _ in runs], list(rows.items()))
 
 
 def _online(analysis: Analysis) -> Iterator[Row]:
@@ -122,7 +111,7 @@ def _temperatures(runs: Runs) -> Table:
     }
     taus = sorted({tau for cells in columns.values() for tau in cells})
     rows = [(f"{tau:g}", [cells.get(tau, Cell()) for cells in columns.values()]) for tau in taus]
-    return Table("temperatures", "Offline accuracy at each temperature, %", list(columns), rows)
+    return Table("Offline accuracy at each temperature, %", list(columns), rows)
 
 
 def _classifiers(analysis: Analysis) -> Iterator[Row]:
@@ -134,14 +123,13 @@ def _classifiers(analysis: Analysis) -> Iterator[Row]:
 
 def _simplices(analysis: Analysis) -> Iterator[Row]:
     """How many vertices and simplices are of use, and their information about the class."""
-    atlas = analysis.atlas
-    if atlas is None:
+    if (atlas := analysis.atlas) is None:
         return
-    vertices = f"of {atlas.simplices * atlas.vertices:,}"
+    simplices, vertices = f"of {atlas.simplices:,}", f"of {atlas.simplices * atlas.vertices:,}"
     yield "dead vertices", number(atlas.dead_vertices, "{:,}", vertices)
     yield "duplicate vertices", number(atlas.duplicate_vertices, "{:,}", vertices)
-    yield "simplices with one code only", number(atlas.constant_simplices, "{:,}", f"of {atlas.simplices:,}")
-    yield "duplicate simplices", number(atlas.duplicate_simplices, "{:,}", f"of {atlas.simplices:,}")
+    yield "simplices with one code only", number(atlas.constant_simplices, "{:,}", simplices)
+    yield "duplicate simplices", number(atlas.duplicate_simplices, "{:,}", simplices)
     note = "nats" if atlas.class_entropy is None else f"nats of {atlas.class_entropy:.3f}"
     information = (atlas.simplex_information or {}).get("mean")
     yield "mean information of a simplex about the class", number(information, "{:.3f}", note)
@@ -153,12 +141,13 @@ def _ranks(analysis: Analysis) -> Iterator[Row]:
 
 
 def _cost(analysis: Analysis) -> Iterator[Row]:
-    for key, label in COSTS.items():
-        if analysis.cost:
-            yield label, number(analysis.cost.get(key), "{:,.0f}")
-    yield "training", Cell(duration(analysis.run.seconds), analysis.run.seconds)
-    seconds = analysis.provenance.seconds_total
-    yield "analysis", Cell(duration(seconds), seconds)
+    if cost := analysis.cost:
+        yield "parameters", number(cost.get("parameters"), "{:,.0f}")
+        yield "activations, one image", number(cost.get("activations"), "{:,.0f}")
+        yield "multiply-adds, one image", number(cost.get("flops"), "{:,.0f}")
+    spent = {"training": analysis.run.seconds, "analysis": analysis.provenance.seconds_total}
+    for label, seconds in spent.items():
+        yield label, Cell(duration(seconds), seconds)
     yield "analysed on", Cell(analysis.provenance.device)
 
 
@@ -166,9 +155,8 @@ def stored(results: dict[str, Result]) -> list[tuple[str, str]]:
     """The results as JSON by file, with the last part of the path of their images: the page may be mailed."""
     texts = []
     for file, result in results.items():
-        if result.data:
-            result = result.replace(data=PurePath(result.data).name)
-        text = json.dumps(result.to_json(), indent=1, ensure_ascii=False)
+        shown = result.replace(data=result.data and PurePath(result.data).name)
+        text = json.dumps(shown.to_json(), indent=1, ensure_ascii=False)
         texts.append((file, text if len(text) <= LONGEST else text[:LONGEST] + "\n… and more in the file"))
     return texts
 
@@ -183,8 +171,7 @@ def _setting(recipe: dict[str, Any], name: str, pattern: str = "{}") -> Cell:
     value: Any = recipe
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number(value, pattern) if is_number else Cell(value if isinstance(value, str) else "–")
+    return number(value, pattern) if is_number(value) else Cell(value if isinstance(value, str) else "–")
 
 
 def _accuracy(result: Result, step: int) -> Cell:

@@ -105,7 +105,7 @@ def test_charts_hold_the_exact_numbers(runs):
         line = charts["retrieval-by_class"][layer["layer"]]
         assert (line["x"], line["y"]) == (found["retrieval"]["k"], layer["by_class"])
     assert shown["runs"][0]["atlas"]["features"] == found["atlas"]["features"]
-    assert shown["runs"][0]["graphs"] == found["coherence"]["graphs"]
+    assert shown["runs"][0]["coherence"]["graphs"] == found["coherence"]["graphs"]
 
 
 def test_two_runs_have_a_column_and_a_line_each(runs):
@@ -185,7 +185,7 @@ def test_a_page_from_the_analysis_alone(runs, tmp_path, capsys):
     assert "need the run" in capsys.readouterr().err
 
 
-def test_an_analysis_is_kept_while_it_fits_and_results_are_read_anew(runs, tmp_path):
+def test_an_analysis_is_kept_while_it_fits_and_results_are_read_again(runs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(runs["base"], run)
     before = analysis(run)

@@ -1,7 +1,7 @@
-"""Charts: one description, drawn as SVG for the page (``to_svg``) or by matplotlib into files (``save``)."""
+"""Charts: one description, drawn by the page (``layout``) or by matplotlib into files (``save``)."""
 
 from simplicia.report.plots.chart import Axis, Chart, Note, Series
-from simplicia.report.plots.files import check_suffix, save, write_csv
-from simplicia.report.plots.svg import positions, to_svg
+from simplicia.report.plots.files import check_suffix, save
+from simplicia.report.plots.svg import BOX, layout
 
-__all__ = ["Axis", "Chart", "Note", "Series", "check_suffix", "positions", "save", "to_svg", "write_csv"]
+__all__ = ["BOX", "Axis", "Chart", "Note", "Series", "check_suffix", "layout", "save"]

@@ -1,19 +1,18 @@
-"""Charts as files: SVG, PNG or PDF drawn by matplotlib, and their numbers as CSV."""
+"""Charts as SVG, PNG or PDF files drawn by matplotlib."""
 
-import csv
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simplicia.errors import UserError
-from simplicia.files import atomic_write
+from simplicia.files import atomic_write, write_errors
 from simplicia.report.plots.chart import COLOURS, GREY, Axis, Chart, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SUFFIXES = (".svg", ".png", ".pdf")
 DASHES = ("-", "--", ":", "-.")
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # equal charts give equal files
 SIDES: dict[str, dict[str, Any]] = {
@@ -26,7 +25,7 @@ SIDES: dict[str, dict[str, Any]] = {
 def check_suffix(path: str | Path) -> Path:
     """The path of a figure; a UserError if it ends in another suffix than .svg, .png or .pdf."""
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
         raise UserError(f"the figure is {path.name!r}; its name must end in .svg, .png or .pdf")
     return path
 
@@ -40,25 +39,15 @@ def save(charts: Chart | Sequence[Chart], path: str | Path, title: str = "") -> 
     charts = [charts] if isinstance(charts, Chart) else charts
     size = sum(chart.size[0] for chart in charts), max(chart.size[1] for chart in charts)
     suffix = path.suffix[1:].lower()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "simplicia"}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "simplicia"}), write_errors("the figure", path):
         figure = Figure(size, layout="constrained")
         for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
             _draw(axes, chart)
         if title:
             figure.suptitle(_plain(title))
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as temporary:
-                figure.savefig(temporary, dpi=150, format=suffix, metadata=UNDATED.get(suffix))
-        except OSError as error:
-            raise UserError(f"the figure cannot be written to {path}: {error.strerror}") from error
-    return path
-
-
-def write_csv(path: Path, header: list[str], rows: list[list[Any]]) -> Path:
-    """Write numbers as CSV; undecodable names of files are replaced."""
-    with atomic_write(path) as temporary, temporary.open("w", -1, "utf-8", "replace", "") as file:
-        csv.writer(file).writerows([header, *rows])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path) as temporary:
+            figure.savefig(temporary, dpi=150, format=suffix, metadata=UNDATED.get(suffix))
     return path
 
 
@@ -74,15 +63,12 @@ def _draw(axes: "Axes", chart: Chart) -> None:
         axes.axhline(value, color="grey", linewidth=0.8)
         axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), ha="right", va="bottom")
     for note in chart.notes:
-        place = SIDES[note.side]
-        text, colour = _plain(note.text), _colour(note.colour)
-        axes.annotate(text, (note.x, note.y), textcoords="offset points", fontsize=7, color=colour, **place)
+        look = SIDES[note.side] | {"fontsize": 7, "color": _colour(note.colour)}
+        axes.annotate(_plain(note.text), (note.x, note.y), textcoords="offset points", **look)
     if chart.notes:
         axes.margins(x=0.1)
-    xs = [x for series in chart.series for x in series.x]
-    ys = [y for series in chart.series for y in series.y if y is not None]
-    for name, axis, values in (("x", chart.x, xs), ("y", chart.y, ys)):
-        _set_axis(axes, name, axis, values)
+    _set_axis(axes, "x", chart.x, [x for series in chart.series for x in series.x])
+    _set_axis(axes, "y", chart.y, [y for series in chart.series for y in series.y if y is not None])
     if not chart.frame:
         axes.set_axis_off()
     axes.set_title(_plain(chart.title), wrap=True, fontsize=9, pad=16 if chart.x_lines else None)
@@ -91,33 +77,32 @@ def _draw(axes: "Axes", chart: Chart) -> None:
 
 
 def _draw_series(axes: "Axes", series: Series) -> None:
-    colour = _colour(series.colour)
-    look: dict[str, Any] = {"color": colour, "label": _plain(series.name) or None}
-    look["alpha"] = 0.4 if series.faint else 1.0
+    look: dict[str, Any] = {"color": _colour(series.colour), "label": _plain(series.name) or None}
     if series.kind == "histogram":
-        look["alpha"] = 0.5
-        axes.stairs([0 if y is None else y for y in series.y], series.x, fill=True, **look)
+        axes.stairs([y or 0 for y in series.y], series.x, fill=True, alpha=0.5, **look)
         return
+    look["alpha"] = 0.4 if series.faint else 1.0
     if series.hollow:
         look["markerfacecolor"] = "white"
-    look["marker"] = "o" if series.kind == "points" else "." if series.markers else ""
-    look["linestyle"] = "" if series.kind == "points" else DASHES[series.style]
+    if series.kind == "points":
+        look |= {"marker": "o", "markersize": 4.5, "linestyle": ""}
+    else:
+        look |= {"marker": "." if series.markers else "", "linestyle": DASHES[series.style]}
     xs, ys, errors = zip(*series.points, strict=True) if series.points else ((), (), ())
     if series.error:
         axes.errorbar(xs, ys, errors, capsize=3, **look)
     else:
-        axes.plot(xs, ys, markersize=4.5 if series.kind == "points" else None, **look)
+        axes.plot(xs, ys, **look)
 
 
 def _draw_cells(axes: "Axes", chart: Chart) -> None:
-    cells = [[math.nan if value is None else value for value in row] for row in chart.cells]
+    cells = np.array(chart.cells, dtype=float)  # None becomes NaN
     image: Any = axes.imshow(cells, aspect="auto")
     axes.figure.colorbar(image, ax=axes, label=chart.cells_label)
-    for i, row in enumerate(cells):
-        for j, value in enumerate(row):
-            if not math.isnan(value):
-                colour = "white" if image.norm(value) < 0.5 else "black"
-                axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=colour)
+    for (i, j), value in np.ndenumerate(cells):
+        if not np.isnan(value):
+            colour = "white" if image.norm(value) < 0.5 else "black"
+            axes.text(j, i, f"{value:.1f}", ha="center", va="center", color=colour)
 
 
 def _set_axis(axes: "Axes", name: str, axis: Axis, values: list[float]) -> None:
@@ -131,9 +116,7 @@ def _set_axis(axes: "Axes", name: str, axis: Axis, values: list[float]) -> None:
     if axis.names:
         options[f"{name}ticks"] = range(len(axis.names))
         options[f"{name}ticklabels"] = [_plain(word) for word in axis.names]
-    axes.set(**options)
-    if axis.limits != (None, None):
-        axes.set(**{f"{name}lim": axis.limits})
+    axes.set(**options, **{f"{name}lim": axis.limits})
 
 
 def _colour(number: int) -> str:
