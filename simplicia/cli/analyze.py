@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import simplicia
-from simplicia.cli.tables import decimals, table
+from simplicia.cli.tables import decimals, echo, table
 from simplicia.cli.verbs import POSITIVE, Images, OutputFile, Temperature, verb
 from simplicia.errors import UserError
 
@@ -41,11 +41,11 @@ def analyze(
         title = f"{analysis['run']['name']}, {about['images']} {about['split']} images of {about['name']}"
         table(title, ["", ""], _rows(analysis))
         for note in analysis["notes"]:
-            print(f"note: {note}")
-        print(f"written to {folder}")
+            echo(f"note: {note}")
+        echo(f"written to {folder}")
         analyses.append(analysis)
     if figures:
-        print(f"{len(write_figures(analyses, figures))} files written to {figures}")
+        echo(f"{len(write_figures(analyses, figures))} files written to {figures}")
 
 
 def _rows(analysis: Any) -> Iterator[list[str]]:
@@ -89,7 +89,7 @@ def report(
     suffix = analyses[0][1].name.removeprefix("analysis") if given.data else ""
     single = Path(runs[0]) / f"report{suffix}.html"
     path = write(analyses, out or ("compare.html" if len(analyses) > 1 else single))
-    print(f"written to {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    echo(f"written to {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 def _analysis(path: Path, given: Images, images: int | None) -> tuple[Any, Path]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import simplicia
-from simplicia.cli.tables import Column, table, write_json
+from simplicia.cli.tables import Column, echo, table, write_json
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Images, Json, Network, OutputFile, verb
 from simplicia.errors import UserError
 
@@ -61,7 +61,7 @@ def bound(
         from simplicia.report.bound_figure import draw
 
         draw(figure, theory.vertices, theory.margins)
-        print(f"drawn to {figure}")
+        echo(f"drawn to {figure}")
 
 
 def _measure(path: str, given: OnRun, temperatures: Any, json: Json) -> None:
@@ -86,7 +86,7 @@ def _measure(path: str, given: OnRun, temperatures: Any, json: Json) -> None:
     title = f"Theorem 1 on {result['dataset']}: L {result['simplices']}, V {result['vertices']}"
     table(title, columns, result["rows"])
     margin = result["margin"]
-    print(
+    echo(
         f"margin: least {margin['least']:.2g}, 1st percentile {margin['percentile_1']:.2g}, "
         f"median {margin['median']:.2g}, in units of the largest magnitude, {result['scale']:.3g}"
     )
@@ -94,4 +94,4 @@ def _measure(path: str, given: OnRun, temperatures: Any, json: Json) -> None:
     parts += [f"samples-{given.samples}"] if given.samples != OnRun.samples else []
     parts += [f"at-{'_'.join(f'{t:g}' for t in temperatures)}"] if temperatures else []
     parts += [given.network] if given.network != "online" else []
-    print(f"written to {run.write_result('-'.join(parts), result, json)}")
+    echo(f"written to {run.write_result('-'.join(parts), result, json)}")

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import simplicia
+from simplicia.cli.tables import echo
 from simplicia.cli.verbs import LAYERS, DataDir, Device, Layer, Network, Quiet, RunFolder, Temperature, verb
 
 
@@ -29,7 +30,7 @@ def encode(
 
     loaded, path = simplicia.load(run, device), Path(out)
     count, layers, skipped = encode(loaded, images, path, layer, temperature, network, data_dir, quiet)
-    print(f"{count} images, layer {', '.join(layers)}, written to {path}")
+    echo(f"{count} images, layer {', '.join(layers)}, written to {path}")
     report_skipped(images, skipped)
 
 
@@ -51,4 +52,4 @@ def export(
     what = f"images (N, 3, {size}, {size}) from 0 to 1 to layer {loaded.check_layer(layer)}"
     if path.suffix == ".safetensors":
         what = f"the weights of {loaded.recipe.encoder}"
-    print(f"{what}, written to {path}")
+    echo(f"{what}, written to {path}")

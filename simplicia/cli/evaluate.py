@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import simplicia
 from simplicia.cli import verbs
-from simplicia.cli.tables import Column, accuracy, decimals, table, write_json
+from simplicia.cli.tables import Column, accuracy, decimals, echo, table, write_json
 from simplicia.cli.verbs import POSITIVE, OutputFile, Quiet, Settings, Temperature, verb
 from simplicia.errors import UserError, unknown
 
@@ -40,7 +40,7 @@ class Measure(verbs.Images):
         from simplicia.evaluate.make_result import result_name
 
         table(title, columns, rows or [result])
-        print(f"written to {run.write_result(result_name(run, verb, result), result, self.json)}")
+        echo(f"written to {run.write_result(result_name(run, verb, result), result, self.json)}")
 
 
 def _chosen_preset(parser: verbs.Parser, words: list[str]) -> Any:
@@ -76,9 +76,9 @@ def probe(
         lines = zip(matrix["trained_at"], matrix["accuracy"], strict=True)
         rows = [[temperature, *map(decimals, row)] for temperature, row in lines]
         table("test % of each probe at every temperature", titles, rows)
-        print(f"best on validation images: temperature {result['temperature']:g}, test {accuracy(result)} %")
+        echo(f"best on validation images: temperature {result['temperature']:g}, test {accuracy(result)} %")
     if how.seeds > 1:
-        print(f"mean of {how.seeds} seeds ± their standard deviation")
+        echo(f"mean of {how.seeds} seeds ± their standard deviation")
     protocol = "probe" if result["preset"] == "quick" else f"probe-{result['preset'].replace(', ', '-')}"
     title = f"offline linear probe, {layer}, {_images(result)}, {result['network']} network"
     chosen = [{**row, **row["selected"]} for row in result["per_temperature"] or [result.to_json()]]
@@ -138,7 +138,7 @@ def compare(
         columns.append((column(run), lambda row, i=i: row["cells"][i] and accuracy(row["cells"][i])))
     table("test accuracy in percent", columns, comparison["rows"])
     if any("standard_deviation" in cell for row in comparison["rows"] for cell in row["cells"] if cell):
-        print("±: standard error of the test images, or the standard deviation over several seeds")
+        echo("±: standard error of the test images, or the standard deviation over several seeds")
     write_json(json or None, comparison)
 
 
@@ -164,7 +164,7 @@ def transfer(
     sets = load_splits(run, given.data, given.data_dir, how.validation, how.seed)
     result = transfer(run, sets, layer, temperature, how, given.network, quiet)
     if not result["converged"]:
-        print("the last fit did not converge")
+        echo("the last fit did not converge")
     title = f"transfer to {result['dataset']}, logistic regression, {layer}, {result['network']} network"
     given.finish(run, "transfer", result, title, ["regulariser", *TUNED])
 

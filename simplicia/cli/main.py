@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import simplicia
 from simplicia.cli.verbs import VERBS
-from simplicia.errors import Diverged, Failed, Interrupted, Unfinished, UserError, unknown
+from simplicia.errors import Diverged, Failed, Interrupted, Unfinished, UserError, printable, unknown
 
 # in the order of the help; each registers one verb or a few
 MODULES = "demo pretrain evaluate encode analyze reproduce bound bench cost lists"
@@ -65,6 +65,8 @@ def _raise_on_sigterm() -> Iterator[None]:
 
 def _dispatch(words: list[str]) -> None:
     name, *rest = words or ["--help"]
+    if any("\0" in word for word in words):
+        raise UserError("an argument has a NUL character; no file or setting can have one")
     if name == "--version":
         print(f"simplicia {simplicia.__version__}")
         return
@@ -81,5 +83,5 @@ def _dispatch(words: list[str]) -> None:
 
 
 def _complain(message: object, status: int) -> int:
-    print(f"simplicia: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"simplicia: {printable(' '.join(str(message).split()))}", file=sys.stderr)
     return status

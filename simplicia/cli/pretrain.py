@@ -1,15 +1,15 @@
 """simplicia pretrain, sweep: train a recipe, or train it with many settings."""
 
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import simplicia
-from simplicia.cli.tables import Column, accuracy, cell, decimals, table
+from simplicia.cli.tables import Column, accuracy, cell, decimals, echo, table
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, Parser, Quiet, Settings, verb
 from simplicia.errors import UserError
+from simplicia.progress import say
 
 if TYPE_CHECKING:
     from simplicia.run import Run
@@ -60,6 +60,9 @@ def pretrain(
     *,
     out: Annotated[str | None, "folder of the run (default: runs/RECIPE)"] = None,
     processes: Annotated[int, "processes that share the batch"] = 1,
+    allow_other_processes: Annotated[
+        bool, "resume with another number of processes, which changes the result"
+    ] = False,
     dry_run: Annotated[bool, "take three steps, print the plan, and stop"] = False,
 ) -> None:
     """Train a recipe: simplicia pretrain cifar100-byol-sem --epochs 200.
@@ -67,12 +70,12 @@ def pretrain(
     Every setting of the recipe is an option.
     """
     if given.resume and out and not Path(out, "recipe.yaml").exists():
-        print(f"there is no run in {out} to resume: a new one begins", file=sys.stderr)
-    options = {"out": out, "processes": processes, "dry_run": dry_run, **vars(given), **settings.changes}
-    run = simplicia.pretrain(recipe, **options)
+        say([f"there is no run in {out} to resume: a new one begins"])
+    options: Any = {"out": out, "processes": processes, "dry_run": dry_run, **vars(given), **settings.changes}
+    run = simplicia.pretrain(recipe, allow_other_processes=allow_other_processes, **options)
     if run is not None:
-        print(f"{run.path}: {run.step} steps in {run.state['seconds']:.0f} s, loss {run.state['loss']:.4f}")
-        print(f"next: simplicia {_next(run)}")
+        echo(f"{run.path}: {run.step} steps in {run.state['seconds']:.0f} s, loss {run.state['loss']:.4f}")
+        echo(f"next: simplicia {_next(run)}")
 
 
 def _next(run: "Run") -> str:
@@ -124,9 +127,9 @@ def sweep(
         table("at each downstream temperature", ["trial", "downstream temperature", "validation %"], rows)
     best = outcome["best"]
     shown, at = accuracy(best, "validation_accuracy", 2), cell(best["downstream_temperature"])
-    print(f"best: trial {best['trial']}, {shown} %, downstream temperature {at}")
-    print(f"written to {out or f'sweeps/{recipe}'}/sweep.json, sweep.csv and sweep.svg")
-    print(f"next, on all training images: simplicia pretrain {_best_command(settings.defaults, outcome)}")
+    echo(f"best: trial {best['trial']}, {shown} %, downstream temperature {at}")
+    echo(f"written to {out or f'sweeps/{recipe}'}/sweep.json, sweep.csv and sweep.svg")
+    echo(f"next, on all training images: simplicia pretrain {_best_command(settings.defaults, outcome)}")
 
 
 def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None:

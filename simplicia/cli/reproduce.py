@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from simplicia.cli.tables import decimals, table
+from simplicia.cli.tables import decimals, echo, table
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, OutputFile, Quiet, Words, verb
 from simplicia.errors import Failed, Interrupted, Unfinished, UserError
 from simplicia.files import write_file
@@ -56,7 +56,7 @@ def reproduce(
     elif page is not None:
         from simplicia.experiments.tables import page as all_results
 
-        print(f"written to {write_file(page, all_results(given.results, page).encode(), 'the page')}")
+        echo(f"written to {write_file(page, all_results(given.results, page).encode(), 'the page')}")
     elif name is None:
         raise UserError("reproduce takes an experiment's name, such as table1; --list shows them")
     else:
@@ -82,7 +82,7 @@ def _run(name: str, given: Size, figure: Path | None, how_to_continue: str) -> N
             and all(value in (None, row.get(key)) for key, value in asked.items())
         ]
         draw(experiment, rows, figure)
-        print(f"drawn to {figure}")
+        echo(f"drawn to {figure}")
         return
     try:
         reproduce(experiment, options)
@@ -95,8 +95,9 @@ def _run(name: str, given: Size, figure: Path | None, how_to_continue: str) -> N
         if stop.signal == 0:
             raise Unfinished(f"{reason}: the time is up; {how_to_continue}") from None
         raise Interrupted(f"{reason}; finished work is kept; {how_to_continue}", stop.signal) from None
-    print(markdown(experiment, store.read(session.path)))
-    print(f"written to {session.path}")
+    for line in markdown(experiment, store.read(session.path)).splitlines():
+        echo(line)
+    echo(f"written to {session.path}")
     if failed is not None:
         raise failed
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from simplicia import result
+from simplicia.errors import printable
 
 Column = str | tuple[str, Any]  # a title that is also a key, or a title and a key, or a function of the row
 
@@ -19,9 +20,9 @@ def table(title: str, columns: Sequence[Column], rows: Iterable[Any]) -> None:
     from rich.table import Table
 
     pairs = [(column, column) if isinstance(column, str) else column for column in columns]
-    grid = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    grid = Table(title=printable(title), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, _ in pairs:
-        grid.add_column(name, overflow="fold")
+        grid.add_column(printable(name), overflow="fold")
     for row in rows:
         if not isinstance(row, list):
             row = [key(row) if callable(key) else row.get(key) for _, key in pairs]
@@ -30,11 +31,16 @@ def table(title: str, columns: Sequence[Column], rows: Iterable[Any]) -> None:
     Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160).print(grid)
 
 
+def echo(text: str) -> None:
+    """Print a line; control characters, as in the names of files, are escaped."""
+    print(printable(text))
+
+
 def cell(value: Any) -> str:
     """A value as a table shows it."""
     if isinstance(value, float):
         return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
-    return "-" if value is None else str(value)
+    return "-" if value is None else printable(value)
 
 
 def decimals(value: float | None, digits: int = 1) -> str:
@@ -53,4 +59,4 @@ def write_json(path: Path | None, value: Any) -> None:
     """Write numbers as JSON, if a path is given, and print where."""
     if path is not None:
         result.write_json(path, value)
-        print(f"written to {path}")
+        echo(f"written to {path}")

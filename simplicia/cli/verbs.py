@@ -23,7 +23,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NewType, NoReturn
 
 from simplicia.errors import UserError
-from simplicia.settings import Option, Range, options_of, walk, with_changes
+from simplicia.settings import LARGEST_COUNT, LARGEST_NUMBER, Option, Range, options_of, walk, with_changes
 
 POSITIVE, NOT_NEGATIVE = Range(above=0), Range(low=0)
 OutputFile = NewType("OutputFile", Path)
@@ -235,6 +235,9 @@ def _reader(kind: Any, bounds: Range | None) -> Callable[[str], Any]:
             return Path(text) if kind is OutputFile else kind(text)
         with suppress(ValueError):
             value = kind(text)
+            most = LARGEST_COUNT if kind is int else LARGEST_NUMBER
+            if abs(value) > most:
+                raise argparse.ArgumentTypeError(f"{text!r} is too large; the largest is {most:g}")
             if bounds is None or value in bounds:
                 return value
         where = "" if bounds is None else f" {bounds}".replace("at least 0", "from 0 up")

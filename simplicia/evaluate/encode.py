@@ -59,6 +59,8 @@ def encode(
             done += len(batch)
             bar.update(done, ", ".join(checked))
     arrays |= {layer: torch.cat(batches).numpy() for layer, batches in parts.items()}
+    if not all(np.isfinite(arrays[layer]).all() for layer in checked):
+        raise UserError(f"{run.path} gives features that are not finite; its training diverged")
     with atomic_write(out) as temporary, temporary.open("wb") as file:
         # older versions of numpy would store their options as arrays
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from simplicia.cli.tables import Column, decimals, table, write_json
+from simplicia.cli.tables import Column, decimals, echo, table, write_json
 from simplicia.cli.verbs import POSITIVE, Device, Json, Settings, verb
 from simplicia.errors import UserError
 
@@ -50,7 +50,7 @@ def bench(
     for row in rows:
         if row.get("ms_of"):
             shares = ", ".join(f"{part} {decimals(ms, 2)}" for part, ms in row["ms_of"].items())
-            print(f"{row['recipe']}, {row['engine']}, ms of: {shares}")
+            echo(f"{row['recipe']}, {row['engine']}, ms of: {shares}")
         if each := row.get("seconds_per_epoch"):
-            print(f"seconds per epoch: {each['choosing']:.3g} choosing, {each['retraining']:.3g} retraining")
+            echo(f"seconds per epoch: {each['choosing']:.3g} choosing, {each['retraining']:.3g} retraining")
     write_json(json, rows)
