@@ -42,9 +42,7 @@ def gather(x: Tensor) -> Tensor:
 @_collective
 def average(x: Tensor) -> Tensor:
     """Return the mean over processes; each process keeps its own gradient, which DDP averages."""
-    mean = x.detach().clone()
-    dist.all_reduce(mean)
-    return mean / world_size() + (x - x.detach())  # plus exactly 0, for the gradient
+    return _Average.apply(x)
 
 
 @_collective
@@ -67,3 +65,15 @@ class _Gather(torch.autograd.Function):
         grad = grad.contiguous().clone()
         dist.all_reduce(grad)  # the loss of every process depends on all samples
         return grad.chunk(world_size())[rank()]
+
+
+class _Average(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.detach().clone()
+        dist.all_reduce(x)
+        return x / world_size()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad

@@ -56,8 +56,11 @@ def _remove_leftovers(folder: Path, prefix: str) -> None:
     if os.name != "posix":  # on Windows, os.kill would end a process
         return
     for leftover in folder.glob(f"{glob.escape(prefix)}*.writing"):
-        with suppress(OSError, ValueError, OverflowError):  # alive, or no number
+        process = leftover.name.removeprefix(prefix).split(".")[0]
+        if not process.isdecimal():
+            continue
+        with suppress(OSError, OverflowError):  # the process is alive, and of another user
             try:
-                os.kill(int(leftover.name.removeprefix(prefix).split(".")[0]), 0)
+                os.kill(int(process), 0)
             except ProcessLookupError:
                 leftover.unlink()
