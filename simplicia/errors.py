@@ -1,7 +1,12 @@
 """Exceptions. A user error is one sentence: what was given and what would be right."""
 
 import difflib
+import errno
+import re
 from collections.abc import Iterable
+
+# torch raises plain RuntimeErrors when the host, or a device behind another backend, has no memory left
+NO_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|STATUS_ALLOC_FAILED", re.I)
 
 
 class UserError(ValueError):
@@ -41,3 +46,11 @@ class Interrupted(RuntimeError):
 
 class Unfinished(RuntimeError):
     """The time limit was reached with work left; the same command continues."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host or the device has no memory left."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"MemoryError", "OutOfMemoryError"} or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError) and NO_MEMORY.search(str(error)) is not None

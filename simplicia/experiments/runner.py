@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from simplicia.api import pretrain
-from simplicia.errors import Diverged, Interrupted, Unfinished, UserError
+from simplicia.errors import Diverged, Interrupted, Unfinished, UserError, is_out_of_memory
 from simplicia.progress import Progress
 from simplicia.provenance import commit, versions
 from simplicia.result import Record
@@ -99,15 +99,22 @@ class Runner:
         self._startup = min(90, seconds / 7)  # to compile the first step
         self._exit_margin = min(10, seconds / 50)  # to leave after a measurement was cut off
 
-    def attempt(self, work: Callable[[], T]) -> T | Exception:
+    def attempt(
+        self, work: Callable[[], T], failures: tuple[type[Exception], ...] = (UserError, Diverged, TooLong)
+    ) -> T | Exception:
         """The result of a job, or the error that it failed with; other exceptions end the command."""
         failure: Exception
         try:
             return work()
-        except (torch.OutOfMemoryError, MemoryError):
-            failure = UserError("the device is out of memory")
-        except (UserError, Diverged, TooLong) as error:
-            failure = type(error)(str(error))  # without the traceback, which holds tensors
+        except Exception as error:
+            if is_out_of_memory(error):
+                failure = UserError("the device is out of memory")
+            elif isinstance(error, failures) and not isinstance(error, Interrupted | Unfinished):
+                failure = error
+                # tracebacks hold tensors
+                failure.__traceback__ = failure.__cause__ = failure.__context__ = None
+            else:
+                raise
         self.release()
         return failure
 

@@ -13,7 +13,7 @@ from typing import Any
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.devices import choose
-from simplicia.errors import Busy, Interrupted, UserError
+from simplicia.errors import Busy, Diverged, Interrupted, UserError
 from simplicia.evaluate.probe import probe
 from simplicia.experiments.runner import Options, Runner, stoppable
 from simplicia.experiments.sweep_outcome import SweepResult, collect, draw
@@ -146,20 +146,21 @@ def _run(runner: Runner, trial: Any, plan: Plan, path: Path, title: str) -> None
         return result.replace(protocol="offline linear probe, on held-out training images")
 
     asked = vars(plan.probe)
-    try:
-        measured = runner.attempt(
-            lambda: runner.once(path, recipe, "holdout", asked, measure, on_online=watch)
-        )
-    except TrialPruned as pruned:
-        trial.study.tell(trial, state=TrialState.PRUNED)
-        runner.say(f"{title}: {pruned}")
-        return
+    measured = runner.attempt(
+        lambda: runner.once(path, recipe, "holdout", asked, measure, on_online=watch), (Exception,)
+    )
     if isinstance(measured, Busy):
         raise measured
+    if isinstance(measured, TrialPruned):
+        trial.study.tell(trial, state=TrialState.PRUNED)
+        runner.say(f"{title}: {measured}")
+        return
     if isinstance(measured, Exception):
-        trial.set_user_attr("reason", str(measured))
+        is_sentence = isinstance(measured, UserError | Diverged)
+        reason = str(measured) if is_sentence else f"{type(measured).__name__}: {measured}"
+        trial.set_user_attr("reason", " ".join(reason.split()))
         trial.study.tell(trial, state=TrialState.FAIL)
-        runner.say(f"{title}: failed: {measured}")
+        runner.say(f"{title}: failed: {reason}")
         return
     rows, keys = measured["per_temperature"] or [measured], ("temperature", "accuracy", "standard_error")
     pretrain_seconds = checkpoint.state_of(path)["seconds"]
