@@ -4,8 +4,10 @@ As in the paper, settings are chosen on a tenth of the training images that no t
 images are not read. Retrain with the chosen settings on all training images.
 """
 
+import json
 import shlex
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,15 +20,16 @@ from simplicia.evaluate.probe import probe
 from simplicia.experiments.runner import Options, Runner, stoppable
 from simplicia.experiments.sweep_outcome import SweepResult, collect, draw
 from simplicia.experiments.sweep_plan import Plan, Range, first_difference, make_plan
+from simplicia.files import remove_leftovers
 from simplicia.provenance import versions
-from simplicia.result import Result
+from simplicia.result import Result, write_json
 from simplicia.run import Run
 from simplicia.settings import as_dict, with_changes
 from simplicia.train import checkpoint, run_dir
 from simplicia.train.recipe import Recipe
 
 TRIALS = 12
-DATABASE = "study.db"
+PLAN, DATABASE = "plan.json", "study.db"
 
 
 def sweep(
@@ -61,24 +64,30 @@ def sweep(
     folder = _folder(name, out, resume)
     asked: dict[str, Any] = {"grid": grid, "search": search, "temperatures": temperatures}
     asked |= {"probe_epochs": probe_epochs, "prune": prune}
-    if not (folder / DATABASE).exists():
+    if not resume:
         make_plan(recipe, changes, asked)  # reports wrong input before anything is created
     folder.mkdir(parents=True, exist_ok=True)
     with run_dir.lock(folder, "lock"):
-        study = _study(folder)
-        stored = Plan.from_dict(study.user_attrs["plan"]) if "plan" in study.user_attrs else None
+        _folder(name, out, resume)  # another process may have begun a sweep meanwhile
+        stored, count = _stored_plan(folder) if resume else (None, None)
         plan = make_plan(recipe, changes, asked, stored)
         if stored is not None and (other := first_difference(plan, stored, name)) is not None:
             raise UserError(f"{folder} was begun with another {other}; give the same, or another --out")
-        study.set_user_attr("plan", as_dict(plan))
         train_images, validation_images = map(len, _split(plan.recipe, download))
         about: dict[str, Any] = {"train_images": train_images, "validation_images": validation_images}
         about |= versions(choose(device))
+        # a resumed sweep keeps its number of trials unless another one is given
+        count = trials or count or (TRIALS if plan.search else len(plan.points()))
+        for file in (PLAN, "sweep.json", "sweep.csv", "sweep.svg"):
+            remove_leftovers(folder / file)
+        # before the database: a sweep killed at any moment either has its plan or counts as new
+        write_json(folder / PLAN, {"plan": as_dict(plan), "trials": count})
+        study = _study(folder)
         runner = Runner(Options(device, engine, keep=checkpoint.KEEP, quiet=quiet))
         path = folder
         try:
             with stoppable():
-                for trial, title in _trials(study, plan, trials):
+                for trial, title in _trials(study, plan, count):
                     path = folder / f"trial-{trial.number:04d}"
                     _run(runner, trial, plan, path, title)
                     collect(study, plan, about).write(folder / "sweep.json")
@@ -86,26 +95,22 @@ def sweep(
             again = f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
             raise Interrupted(f"stopped in {path.name}; continue with: {again}", stop.signal) from stop
         result = collect(study, plan, about)
-    result.write(folder / "sweep.json")
-    if result.best is None:
-        reasons = [trial.reason for trial in result.trials if trial.reason]
-        raise UserError(f"no trial of {folder} finished; the first says: {(reasons or ['nothing'])[0]}")
-    draw(result, folder / "sweep.svg")
+        result.write(folder / "sweep.json")
+        if result.best is None:
+            reasons = [trial.reason for trial in result.trials if trial.reason]
+            raise UserError(f"no trial of {folder} finished; the first says: {(reasons or ['nothing'])[0]}")
+        draw(result, folder / "sweep.svg")
     return result
 
 
-def _trials(study: Any, plan: Plan, trials: int | None) -> Iterator[tuple[Any, str]]:
+def _trials(study: Any, plan: Plan, count: int) -> Iterator[tuple[Any, str]]:
     """The trials to run and their titles: first one that was killed, then new ones."""
     from optuna.pruners import MedianPruner, NopPruner
-    from optuna.samplers import TPESampler
     from optuna.trial import Trial, TrialState
 
     points = plan.points()
     for point in points if plan.grid else []:
         study.enqueue_trial(point, skip_if_exists=True)
-    # a resumed sweep keeps its number of trials unless another one is given
-    count = trials or study.user_attrs.get("trials") or (TRIALS if plan.search else len(points))
-    study.set_user_attr("trials", count)
     count = count if plan.search else min(count, len(points))
     warm_up = plan.recipe.epochs // 3
     study.pruner = MedianPruner(n_startup_trials=4, n_warmup_steps=warm_up) if plan.prune else NopPruner()
@@ -115,9 +120,6 @@ def _trials(study: Any, plan: Plan, trials: int | None) -> Iterator[tuple[Any, s
         started = [t for t in known if t.state != TrialState.WAITING]
         if not killed and len(started) >= count:
             return
-        number = killed[0].number if killed else len(started)
-        # a sampler for each trial: a resumed sweep draws what it would have drawn
-        study.sampler = TPESampler(seed=plan.recipe.seed * 100_003 + number, n_startup_trials=5)
         trial = Trial(study, killed[0]._trial_id) if killed else study.ask()
         yield trial, f"trial {trial.number + 1} of {count}"
 
@@ -178,9 +180,14 @@ def _run(runner: Runner, trial: Any, plan: Plan, path: Path, title: str) -> None
 
 
 def _suggest(trial: Any, plan: Plan) -> dict[str, Any]:
-    """The settings of a trial; one that was killed keeps its own."""
+    """The settings of a trial; one that was killed keeps those it has."""
+    from optuna.samplers import TPESampler
+
     settings: dict[str, Any] = {}
     for name, values in plan.settings.items():
+        # a sampler for each value: a sweep killed between two of them draws what it would have drawn
+        seed = zlib.crc32(f"{plan.recipe.seed} {trial.number} {name}".encode())
+        trial.study.sampler = TPESampler(seed=seed, n_startup_trials=5)
         if isinstance(values, Range):
             number, suggest = (int, trial.suggest_int) if values.integer else (float, trial.suggest_float)
             settings[name] = suggest(name, number(values.low), number(values.high), log=values.log)
@@ -197,20 +204,43 @@ def _split(recipe: Recipe, download: bool = False) -> tuple[ImageSet, ImageSet]:
 
 
 def _folder(name: str, out: str | Path | None, resume: bool) -> Path:
-    """Where a sweep goes; a UserError if it cannot go there."""
+    """Where a sweep goes; a UserError if it cannot go there.
+
+    A lock or hidden files, such as temporary ones, are what a killed process left: there is no sweep yet.
+    """
     if out is None and resume:
         raise UserError("resume needs the sweep's folder; give --out")
     folder = Path(f"sweeps/{name}" if out is None else out)
     if folder.is_file():
         raise UserError(f"{folder} is a file; --out takes a folder")
-    if resume and not folder.is_dir():
-        raise UserError(f"there is no sweep in {folder}; --resume continues one, and starts none")
-    files = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if files and DATABASE not in files and files != {"lock"}:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    files = {file for file in names if not file.startswith(".")} - {"lock"}
+    is_sweep = bool(files & {PLAN, DATABASE})
+    if files and not is_sweep:
         raise UserError(f"{folder} holds other files; give another --out")
-    if files and not resume:
+    if is_sweep and not resume:
         raise UserError(f"{folder} holds a sweep; add --resume to continue it, or give another --out")
+    if resume and not is_sweep:
+        raise UserError(f"there is no sweep in {folder}; --resume continues one, and starts none")
     return folder
+
+
+def _stored_plan(folder: Path) -> tuple[Plan, int | None]:
+    """The plan of the sweep in a folder, and its number of trials; version 0.1 kept them in the database."""
+    file = folder / PLAN
+    if not file.exists():
+        values = _study(folder).user_attrs
+        if "plan" not in values:
+            raise UserError(
+                f"{folder} has no plan: its sweep was stopped before it was stored; remove {folder}, and "
+                "give the sweep's first command again"
+            )
+        return Plan.from_dict(values["plan"]), values.get("trials")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return Plan.from_dict(values["plan"]), int(values["trials"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read as the plan of a sweep: {error}") from error
 
 
 def _study(folder: Path) -> Any:

@@ -1,0 +1,128 @@
+"""A sweep killed at any moment ends with the trials of one that was not.
+
+Only the trials' own training is replaced: moments inside it are those of ``pretrain``, tested there.
+"""
+
+import json
+import os
+import sys
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from simplicia import cli
+from simplicia.errors import UserError
+from simplicia.experiments import runner
+from simplicia.experiments.runner import Measurement
+from simplicia.experiments.sweep import _study, sweep
+
+SEARCH = {"optim.lr": "0.01..1:log", "sem.temperature": "0.1..10:log", "sem.vertices": "2..9"}
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+
+
+def measured(recipe):
+    accuracy = 100 * abs(recipe.optim.lr - recipe.sem.temperature) % 100
+    row = {"temperature": 0.0, "accuracy": accuracy, "standard_error": 1.0}
+    return Measurement.make(**row, per_temperature=[row], layer="sem", seconds=1.0)
+
+
+@pytest.fixture(autouse=True)
+def without_training(monkeypatch):
+    def once(self, folder, recipe, *rest, **more):
+        folder.mkdir(exist_ok=True)
+        return measured(recipe)
+
+    monkeypatch.setattr(runner.Runner, "once", once)
+    monkeypatch.setattr("simplicia.experiments.sweep._split", lambda *rest: ("images", "held"))
+    monkeypatch.setattr("simplicia.train.checkpoint.state_of", lambda path: {"seconds": 1.0})
+
+
+def begin(out, seed=0):
+    return sweep(
+        "shapes-byol-sem", search=SEARCH, trials=3, prune=False, out=out, seed=seed, device="cpu", quiet=True
+    )
+
+
+def killed_at(moment, out):
+    """Begin a sweep in a process that ends at its nth access to the sweep's files; False if it has fewer."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    left = [moment]
+
+    def count(*_):
+        left[0] -= 1
+        if left[0] < 0:
+            os._exit(9)
+
+    def watch(name, arguments):
+        if name in ("open", "os.mkdir", "os.rename", "os.remove") and str(out) in str(arguments[0]):
+            count()
+
+    for name in ("before_cursor_execute", "commit"):
+        event.listen(Engine, name, count)
+    sys.addaudithook(watch)
+    begin(out)
+    os._exit(0)
+
+
+def trials(out):
+    return [(row["settings"], row["validation_accuracy"]) for row in json.loads(out.read_text())["trials"]]
+
+
+def is_new(out):
+    return not any((out / name).exists() for name in ("plan.json", "study.db"))
+
+
+def test_killed_sweep_ends_with_the_same_trials(tmp_path):
+    begin(tmp_path / "reference")
+    reference, new = trials(tmp_path / "reference/sweep.json"), 0
+    assert len({str(settings) for settings, _ in reference}) == 3
+    for moment in (0, 1, 2, 3, 5, *range(8, 1000, 23)):
+        out = tmp_path / str(moment)
+        if not killed_at(moment, out):
+            break
+        new += is_new(out)
+        if is_new(out):
+            begin(out)
+        else:
+            sweep("shapes-byol-sem", out=out, resume=True, device="cpu", quiet=True)
+        assert trials(out / "sweep.json") == reference, moment
+        assert not list(out.glob(".*writing*")), moment
+    assert new and moment > 100
+
+
+def test_folder_with_temporary_files_of_a_killed_process_is_new(tmp_path):
+    for name in ("lock", ".plan.json.host.1.writing"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match="there is no sweep in"):
+        sweep("shapes-byol-sem", out=tmp_path, resume=True)
+    assert len(begin(tmp_path).trials) == 3
+    with pytest.raises(UserError, match="holds a sweep; add --resume"):
+        begin(tmp_path)
+
+
+def test_sweep_without_its_plan_is_not_resumed(tmp_path, capsys):
+    """Version 0.1 created its database before it stored the plan there."""
+    _study(tmp_path)
+    words = ["sweep", "shapes-byol-sem", "--out", str(tmp_path), "--resume", "--quiet"]
+    assert cli.main(words) == 2
+    assert "has no plan" in capsys.readouterr().err and not (tmp_path / "sweep.json").exists()
+    (tmp_path / "plan.json").write_text('{"plan": {"grid"')
+    assert cli.main(words) == 2
+    assert "cannot be read as the plan of a sweep" in capsys.readouterr().err
+
+
+def test_sweep_of_0_1_is_resumed(tmp_path):
+    reference = begin(tmp_path)
+    stored = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").unlink()
+    for name, value in stored.items():
+        _study(tmp_path).set_user_attr(name, value)
+    assert sweep("shapes-byol-sem", out=tmp_path, resume=True, quiet=True).trials == reference.trials
+    assert json.loads((tmp_path / "plan.json").read_text()) == stored
+
+
+def test_large_seeds_are_seeds(tmp_path):
+    assert len(begin(tmp_path, seed=10**6).trials) == 3
