@@ -71,8 +71,8 @@ def sweep(
         _folder(name, out, resume)  # another process may have begun a sweep meanwhile
         stored, count = _stored_plan(folder) if resume else (None, None)
         plan = make_plan(recipe, changes, asked, stored)
-        if stored is not None and (other := first_difference(plan, stored, name)) is not None:
-            raise UserError(f"{folder} was begun with another {other}; give the same, or another --out")
+        if stored is not None and (difference := first_difference(plan, stored, name)) is not None:
+            raise UserError(f"{folder} was begun with {difference}; give the same, or another --out")
         train_images, validation_images = map(len, _split(plan.recipe, download))
         about: dict[str, Any] = {"train_images": train_images, "validation_images": validation_images}
         about |= versions(choose(device))

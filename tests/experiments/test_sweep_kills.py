@@ -126,3 +126,18 @@ def test_sweep_of_0_1_is_resumed(tmp_path):
 
 def test_large_seeds_are_seeds(tmp_path):
     assert len(begin(tmp_path, seed=10**6).trials) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 3}, "epochs 6, not 3;"),
+        ({"temperatures": (0.5, 1.0)}, r"temperatures \[.*\], not \[0.5, 1.0\];"),
+        ({"search": {"optim.lr": "0.1..1"}}, "another search;"),
+        ({"prune": True}, "prune False, not True;"),
+    ],
+)
+def test_sweep_is_not_resumed_with_other_settings(tmp_path, changes, message):
+    begin(tmp_path)
+    with pytest.raises(UserError, match=f"was begun with {message} give the same, or another --out"):
+        sweep("shapes-byol-sem", out=tmp_path, resume=True, **changes)
