@@ -33,6 +33,7 @@ def sweep(
         tuple[float, ...] | None, "temperatures of the probe that ranks trials", NOT_NEGATIVE
     ] = None,
     probe_epochs: Annotated[int | None, "epochs of that probe (default: 30)", POSITIVE] = None,
+    retry: Annotated[bool, "with --resume: try failed trials again"] = False,
 ) -> None:
     """Train a recipe with many settings, and choose among them on held-out training images."""
     from simplicia.experiments.sweep import sweep
@@ -46,6 +47,7 @@ def sweep(
         temperatures=downstream_temperatures,
         probe_epochs=probe_epochs,
         prune=prune,
+        retry=retry,
         **vars(given),
         **settings.changes,
     )

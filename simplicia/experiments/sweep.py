@@ -15,10 +15,10 @@ from typing import Any
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.devices import choose
-from simplicia.errors import Busy, Diverged, Interrupted, UserError
+from simplicia.errors import Busy, Diverged, Interrupted, UserError, is_disk_error
 from simplicia.evaluate.probe import probe
 from simplicia.experiments.runner import Options, Runner, stoppable
-from simplicia.experiments.sweep_outcome import SweepResult, collect, draw
+from simplicia.experiments.sweep_outcome import RETRY_OF, SweepResult, by_place, collect, draw
 from simplicia.experiments.sweep_plan import Plan, Range, first_difference, make_plan
 from simplicia.files import remove_leftovers
 from simplicia.provenance import versions
@@ -40,6 +40,7 @@ def sweep(
     trials: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    retry: bool = False,
     temperatures: Sequence[float] | None = None,
     probe_epochs: int | None = None,
     prune: bool | None = None,
@@ -53,7 +54,8 @@ def sweep(
 
     A linear probe at the downstream ``temperatures`` measures each trial on held-out training images.
     ``prune`` stops trials whose online probe is below the median of the others (default: in a search).
-    ``resume`` continues the sweep in ``out``; what is not given again stays as it was.
+    ``resume`` continues the sweep in ``out``; what is not given again stays as it was. ``retry`` tries its
+    failed trials again.
     """
     try:
         import optuna
@@ -77,60 +79,72 @@ def sweep(
         about: dict[str, Any] = {"train_images": train_images, "validation_images": validation_images}
         about |= versions(choose(device))
         # a resumed sweep keeps its number of trials unless another one is given
-        count = trials or count or (TRIALS if plan.search else len(plan.points()))
+        points = plan.points()
+        count = trials or count or (TRIALS if plan.search else len(points))
+        count = count if plan.search else min(count, len(points))
         for file in (PLAN, "sweep.json", "sweep.csv", "sweep.svg"):
             remove_leftovers(folder / file)
         # before the database: a sweep killed at any moment either has its plan or counts as new
         write_json(folder / PLAN, {"plan": as_dict(plan), "trials": count})
         study = _study(folder)
         runner = Runner(Options(device, engine, keep=checkpoint.KEEP, quiet=quiet))
-        path = folder
+        path, again = folder, f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
         try:
             with stoppable():
-                for trial, title in _trials(study, plan, count):
-                    path = folder / f"trial-{trial.number:04d}"
-                    _run(runner, trial, plan, path, title)
+                for place, trial in _trials(study, plan, count, retry):
+                    path = folder / f"trial-{place:04d}"
+                    settings = _suggest(trial, plan, place)
+                    _run(runner, trial, plan, settings, path, f"trial {place + 1} of {count}")
                     collect(study, plan, about).write(folder / "sweep.json")
+            result = collect(study, plan, about)
+            result.write(folder / "sweep.json")
+            if result.best is not None:
+                draw(result, folder / "sweep.svg")
         except Interrupted as stop:
-            again = f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
             raise Interrupted(f"stopped in {path.name}; continue with: {again}", stop.signal) from stop
-        result = collect(study, plan, about)
-        result.write(folder / "sweep.json")
-        if result.best is None:
-            reasons = [trial.reason for trial in result.trials if trial.reason]
-            raise UserError(f"no trial of {folder} finished; the first says: {(reasons or ['nothing'])[0]}")
-        draw(result, folder / "sweep.svg")
+        except Exception as error:
+            if not is_disk_error(error):
+                raise
+            reason = getattr(error.__cause__, "orig", error)  # of the database: what SQLite says
+            raise UserError(
+                f"stopped in {path.name}: {reason}; make room, then continue with: {again}"
+            ) from error
+    if result.best is None:
+        reasons = [trial.reason for trial in result.trials if trial.reason]
+        raise UserError(f"no trial of {folder} finished; the first says: {(reasons or ['nothing'])[0]}")
     return result
 
 
-def _trials(study: Any, plan: Plan, count: int) -> Iterator[tuple[Any, str]]:
-    """The trials to run and their titles: first one that was killed, then new ones."""
+def _trials(study: Any, plan: Plan, count: int, retry: bool) -> Iterator[tuple[int, Any]]:
+    """The trials to run, with their places in the sweep: first those that were killed, then new ones."""
     from optuna.pruners import MedianPruner, NopPruner
-    from optuna.trial import Trial, TrialState
+    from optuna.trial import Trial, TrialState, create_trial
 
-    points = plan.points()
-    for point in points if plan.grid else []:
+    for point in plan.points() if plan.grid else []:
         study.enqueue_trial(point, skip_if_exists=True)
-    count = count if plan.search else min(count, len(points))
+    for place, failed in by_place(study).items() if retry else []:
+        if failed.state == TrialState.FAIL:  # Optuna changes no finished trial: a copy runs in its place
+            names = ("params", "distributions", "intermediate_values")
+            copied = {name: getattr(failed, name) for name in names}
+            study.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={RETRY_OF: place}, **copied))
     warm_up = plan.recipe.epochs // 3
     study.pruner = MedianPruner(n_startup_trials=4, n_warmup_steps=warm_up) if plan.prune else NopPruner()
     while True:
-        known = study.get_trials(deepcopy=False)
-        killed = [t for t in known if t.state == TrialState.RUNNING]
-        started = [t for t in known if t.state != TrialState.WAITING]
+        known = by_place(study)
+        killed = [t for t in known.values() if t.state == TrialState.RUNNING]
+        started = [t for t in known.values() if t.state != TrialState.WAITING]
         if not killed and len(started) >= count:
             return
         trial = Trial(study, killed[0]._trial_id) if killed else study.ask()
-        yield trial, f"trial {trial.number + 1} of {count}"
+        yield next(place for place, t in by_place(study).items() if t.number == trial.number), trial
 
 
-def _run(runner: Runner, trial: Any, plan: Plan, path: Path, title: str) -> None:
+def _run(runner: Runner, trial: Any, plan: Plan, settings: dict[str, Any], path: Path, title: str) -> None:
     """Train a trial, measure it on held-out training images unless it is pruned, and tell Optuna."""
     from optuna import TrialPruned
     from optuna.trial import TrialState
 
-    start, settings = time.monotonic(), _suggest(trial, plan)
-    recipe = with_changes(plan.recipe, settings)
+    start, recipe = time.monotonic(), with_changes(plan.recipe, settings)
     known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
     words = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in settings.items()]
     runner.say(f"{title}: {', '.join(words) or 'the recipe'}")
@@ -179,14 +193,14 @@ def _run(runner: Runner, trial: Any, plan: Plan, path: Path, title: str) -> None
     runner.say(f"{title}: {measured['accuracy']:.2f} % on held-out images")
 
 
-def _suggest(trial: Any, plan: Plan) -> dict[str, Any]:
+def _suggest(trial: Any, plan: Plan, place: int) -> dict[str, Any]:
     """The settings of a trial; one that was killed keeps those it has."""
     from optuna.samplers import TPESampler
 
     settings: dict[str, Any] = {}
     for name, values in plan.settings.items():
         # a sampler for each value: a sweep killed between two of them draws what it would have drawn
-        seed = zlib.crc32(f"{plan.recipe.seed} {trial.number} {name}".encode())
+        seed = zlib.crc32(f"{plan.recipe.seed} {place} {name}".encode())
         trial.study.sampler = TPESampler(seed=seed, n_startup_trials=5)
         if isinstance(values, Range):
             number, suggest = (int, trial.suggest_int) if values.integer else (float, trial.suggest_float)
@@ -254,6 +268,6 @@ def _study(folder: Path) -> Any:
         return optuna.create_study(
             storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
         )
-    except SQLAlchemyError as error:
-        reason = getattr(error, "orig", None) or type(error).__name__
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        reason = getattr(error, "orig", None) or getattr(error.__cause__, "orig", type(error).__name__)
         raise UserError(f"the sweep's database {file} cannot be used: {reason}") from error

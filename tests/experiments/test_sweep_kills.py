@@ -3,19 +3,26 @@
 Only the trials' own training is replaced: moments inside it are those of ``pretrain``, tested there.
 """
 
+import errno
 import json
 import os
 import sys
+from collections import namedtuple
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors import SafetensorError
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from simplicia import cli
-from simplicia.errors import UserError
+from simplicia.errors import Interrupted, UserError
 from simplicia.experiments import runner
 from simplicia.experiments.runner import Measurement
 from simplicia.experiments.sweep import _study, sweep
+from simplicia.train.trainer import Trainer
 
 SEARCH = {"optim.lr": "0.01..1:log", "sem.temperature": "0.1..10:log", "sem.vertices": "2..9"}
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -122,6 +129,97 @@ def test_sweep_of_0_1_is_resumed(tmp_path):
         _study(tmp_path).set_user_attr(name, value)
     assert sweep("shapes-byol-sem", out=tmp_path, resume=True, quiet=True).trials == reference.trials
     assert json.loads((tmp_path / "plan.json").read_text()) == stored
+
+
+def failing(monkeypatch, errors):
+    """Trials raise these errors, one after the other, and then none; the number of attempts is returned."""
+    attempts = []
+
+    def once(self, folder, recipe, *rest, **more):
+        attempts.append(folder.name)
+        if errors and (error := errors.pop(0)) is not None:
+            raise error
+        return measured(recipe)
+
+    monkeypatch.setattr(runner.Runner, "once", once)
+    return attempts
+
+
+def no_checkpoint(cause):
+    error = UserError("no checkpoint could be written")
+    error.__cause__ = OSError(str(cause))  # as checkpoint.save raises it
+    error.__cause__.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(OSError(getattr(errno, name), name) for name in ("ENOSPC", "EDQUOT", "EIO", "EROFS")),
+        no_checkpoint(OSError(errno.ENOSPC, "No space left on device")),
+        no_checkpoint(SafetensorError("I/O error: No space left on device (os error 28)")),
+    ],
+)
+def test_disk_error_stops_the_sweep_and_its_trial_is_continued(tmp_path, monkeypatch, error, capsys):
+    reference = begin(tmp_path / "reference")
+    attempts = failing(monkeypatch, [None, error])
+    with pytest.raises(
+        UserError, match=r"stopped in trial-0001: .*continue with: simplicia sweep .* --resume"
+    ):
+        begin(tmp_path / "sweep")
+    result = sweep("shapes-byol-sem", out=tmp_path / "sweep", resume=True, quiet=True)
+    assert result.trials == reference.trials
+    assert attempts == ["trial-0000", "trial-0001", "trial-0001", "trial-0002"]
+
+
+def test_full_disk_of_the_database_stops_the_sweep(tmp_path, monkeypatch):
+    import optuna
+    import sqlalchemy
+
+    reference, tell = begin(tmp_path / "reference"), optuna.Study.tell
+
+    def full(self, *rest, **more):
+        cause = sqlalchemy.exc.OperationalError("INSERT", {}, Exception("database or disk is full"))
+        raise optuna.exceptions.StorageInternalError("An exception") from cause
+
+    monkeypatch.setattr(optuna.Study, "tell", full)
+    with pytest.raises(UserError, match="stopped in trial-0000: database or disk is full; make room"):
+        begin(tmp_path / "sweep")
+    monkeypatch.setattr(optuna.Study, "tell", tell)
+    result = sweep("shapes-byol-sem", out=tmp_path / "sweep", resume=True, quiet=True)
+    assert result.trials == reference.trials
+
+
+def test_disk_without_room_for_a_checkpoint_stops_the_sweep(tmp_path, monkeypatch):
+    trainer = SimpleNamespace(method=torch.nn.Linear(9, 9))
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage(0))
+    with pytest.raises(UserError) as error:
+        Trainer.check_disk(trainer, tmp_path)
+    failing(monkeypatch, [error.value])
+    with pytest.raises(UserError, match="stopped in trial-0000: a checkpoint takes"):
+        begin(tmp_path / "sweep")
+
+
+@pytest.mark.parametrize("failed", [0, 1, 2])
+def test_failed_trials_are_retried_in_their_place(tmp_path, monkeypatch, failed):
+    """A failed trial is tried again in its place, also before the other trials were run."""
+    reference, out = begin(tmp_path / "reference"), tmp_path / "sweep"
+    stop = Interrupted("stopped", 15) if failed < 2 else None
+    attempts = failing(monkeypatch, [*[None] * failed, KeyError("a fault"), stop])
+    with pytest.raises(Interrupted) if stop else nullcontext():
+        begin(out)
+    row = json.loads((out / "sweep.json").read_text())["trials"][failed]
+    assert (row["state"], row["reason"]) == ("failed", "KeyError: 'a fault'")
+    words = ["sweep", "shapes-byol-sem", "--out", str(out), "--resume", "--quiet", "--device", "cpu"]
+    assert cli.main([*words, "--retry"]) == 0
+    rows = json.loads((out / "sweep.json").read_text())["trials"]
+    assert [row["trial"] for row in rows] == [0, 1, 2]
+    assert rows[failed] == reference.trials[failed].to_json()
+    assert rows[: failed + 1] == [trial.to_json() for trial in reference.trials[: failed + 1]]
+    count = len(attempts)
+    assert attempts.count(f"trial-{failed:04d}") == 2
+    assert cli.main([*words, "--retry"]) == 0 and len(attempts) == count
 
 
 def test_large_seeds_are_seeds(tmp_path):
