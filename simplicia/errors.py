@@ -1,8 +1,15 @@
 """Exceptions. A user error is one sentence: what was given and what would be right."""
 
 import difflib
+import errno
 import re
 from collections.abc import Iterable
+
+# torch raises plain RuntimeErrors when the host, or a device behind another backend, has no memory left
+NO_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|STATUS_ALLOC_FAILED", re.I)
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
+# libraries in Rust write "(os error 28)"; SQLite and the checks before a training have words of their own
+DISK_TROUBLE = re.compile("disk is full|disk I/O error|readonly database|GB free")
 
 
 class UserError(ValueError):
@@ -48,3 +55,21 @@ class Interrupted(RuntimeError):
 
 class Unfinished(RuntimeError):
     """The time limit was reached with work left; the same command continues."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the host or the device has no memory left."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"MemoryError", "OutOfMemoryError"} or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    return isinstance(error, RuntimeError) and NO_MEMORY.search(str(error)) is not None
+
+
+def is_disk_error(error: BaseException | None) -> bool:
+    """Whether a disk that is full, broken or read-only caused an error: work can go on once it is not."""
+    while error is not None:
+        numbers = {getattr(error, "errno", None), *map(int, re.findall(r"os error (\d+)", str(error)))}
+        if numbers & DISK or DISK_TROUBLE.search(str(error)):
+            return True
+        error = error.__cause__
+    return False

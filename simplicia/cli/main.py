@@ -10,10 +10,28 @@ from contextlib import contextmanager
 
 import simplicia
 from simplicia.cli.verbs import VERBS
-from simplicia.errors import Diverged, Failed, Interrupted, Unfinished, UserError, printable, unknown
+from simplicia.errors import (
+    Diverged,
+    Failed,
+    Interrupted,
+    Unfinished,
+    UserError,
+    is_out_of_memory,
+    printable,
+    unknown,
+)
 
 # in the order of the help; each registers one verb or a few
 MODULES = "demo pretrain evaluate encode analyze reproduce bound bench cost lists"
+SMALLER = {  # what to make smaller when a verb runs out of memory
+    **dict.fromkeys(
+        ("pretrain", "sweep", "bench", "cost"),
+        "a smaller --batch-size, --micro-batch-size or --sem.simplices",
+    ),
+    **dict.fromkeys(("reproduce", "probe", "finetune", "semi", "robustness"), "a smaller --batch-size"),
+    **dict.fromkeys(("analyze", "report"), "fewer --images"),
+    "bound": "fewer --samples",
+}
 STATUS = {UserError: 2, Diverged: 1, Failed: 1, Unfinished: 75}  # 75 is EX_TEMPFAIL: try again
 
 
@@ -37,14 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        return _complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
-        if type(error).__name__ != "OutOfMemoryError":
-            raise
-        is_training = words[0] == "pretrain"
-        less = "a smaller --batch-size or --sem.simplices" if is_training else "fewer images or another layer"
-        return _complain(f"the device is out of memory; use {less}", 2)
+        if is_out_of_memory(error):
+            less = SMALLER.get(words[0], "fewer images or another layer")
+            return _complain(f"the device is out of memory; use {less}", 2)
+        if isinstance(error, OSError):
+            return _complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
+        raise
 
 
 @contextmanager

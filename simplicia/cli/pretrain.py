@@ -103,6 +103,7 @@ def sweep(
         tuple[float, ...] | None, "temperatures of the probe that ranks trials", NOT_NEGATIVE
     ] = None,
     probe_epochs: Annotated[int | None, "epochs of that probe (default: 30)", POSITIVE] = None,
+    retry: Annotated[bool, "with --resume: try failed trials again"] = False,
 ) -> None:
     """Try many settings: simplicia sweep shapes-byol-sem --grid sem.simplices=16,64,256.
 
@@ -111,7 +112,7 @@ def sweep(
     from simplicia.experiments.sweep import sweep
 
     tried = {"grid": _assignments(grid, "16,64,256"), "search": _assignments(search, "0.1..1:log")}
-    how: Any = {"trials": trials, "out": out, "prune": prune, "probe_epochs": probe_epochs}
+    how: Any = {"trials": trials, "out": out, "prune": prune, "probe_epochs": probe_epochs, "retry": retry}
     how |= {"temperatures": downstream_temperatures, **tried, **vars(given), **settings.changes}
     outcome = sweep(recipe, **how)
     columns: list[Column] = ["trial"]

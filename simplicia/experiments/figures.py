@@ -11,6 +11,7 @@ from simplicia.experiments.store import CellResult
 from simplicia.experiments.tables import longest_pairs
 from simplicia.report.plots import Axis, Chart, Note, Series, check_suffix, save
 from simplicia.report.plots.chart import GREY
+from simplicia.result import is_number
 
 BUDGET = {"epochs": ", {} epochs", "batch_size": ", batch {}", "probe": ", probe {}"}  # in a line's name
 
@@ -42,7 +43,12 @@ def line_chart(experiment: Experiment, figure: Figure, rows: list[CellResult]) -
         name += "".join(text.format(row[key]) for key, text in differ.items() if row[key] is not None)
         if not isinstance(x, list):
             x, y = [x], [y]
-        elif len(x) == len(y) + 1:  # a histogram, drawn at the middle of its bins
+        if not isinstance(y, list) or len(x) - len(y) not in (0, 1) or not all(map(is_number, [*x, *y])):
+            fields = f"{figure.field} and {figure.y_field}" if figure.field else figure.y_field
+            raise UserError(
+                f"the result {row.cell!r} cannot be drawn: {fields} must be numbers, as many of each"
+            )
+        if len(x) == len(y) + 1:  # a histogram, drawn at the middle of its bins
             x = [(low + high) / 2 for low, high in pairwise(x)]
         for left, up in zip(x, y, strict=True):
             lines.setdefault(name, {}).setdefault(left + figure.offset, []).append(up)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from simplicia.api import pretrain
-from simplicia.errors import Diverged, Interrupted, Unfinished, UserError
+from simplicia.errors import Diverged, Interrupted, Unfinished, UserError, is_disk_error, is_out_of_memory
 from simplicia.progress import Progress
 from simplicia.provenance import commit, versions
 from simplicia.result import Record
@@ -99,15 +99,28 @@ class Runner:
         self._startup = min(90, seconds / 7)  # to compile the first step
         self._exit_margin = min(10, seconds / 50)  # to leave after a measurement was cut off
 
-    def attempt(self, work: Callable[[], T]) -> T | Exception:
-        """The result of a job, or the error that it failed with; other exceptions end the command."""
+    def attempt(
+        self, work: Callable[[], T], failures: tuple[type[Exception], ...] = (UserError, Diverged, TooLong)
+    ) -> T | Exception:
+        """The result of a job, or the error that it failed with; other exceptions end the command.
+
+        So do errors of the disk, after which the job can continue.
+        """
         failure: Exception
         try:
             return work()
-        except (torch.OutOfMemoryError, MemoryError):
-            failure = UserError("the device is out of memory")
-        except (UserError, Diverged, TooLong) as error:
-            failure = type(error)(str(error))  # without the traceback, which holds tensors
+        except Exception as error:
+            can_continue = isinstance(error, Interrupted | Unfinished) or (
+                is_disk_error(error) and not isinstance(error, Unprepared)
+            )
+            if is_out_of_memory(error):
+                failure = UserError("the device is out of memory")
+            elif can_continue or not isinstance(error, failures):
+                raise
+            else:
+                failure = error
+                # tracebacks hold tensors
+                failure.__traceback__ = failure.__cause__ = failure.__context__ = None
         self.release()
         return failure
 

@@ -12,6 +12,7 @@ from simplicia.result import Record
 from simplicia.settings import as_dict
 
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running"}
+RETRY_OF = "retry_of"  # attribute of a trial that tries a failed one again: the place of both
 ACCURACY = "validation accuracy, %"
 
 
@@ -65,16 +66,27 @@ class SweepResult(Record):
         return super().write(path)
 
 
+def by_place(study: Any) -> dict[int, Any]:
+    """The trials of a sweep by their place in it: one that is tried again has the place of the failed one."""
+    places: dict[int, Any] = {}
+    retries = 0
+    for trial in study.get_trials(deepcopy=False):
+        is_retry = RETRY_OF in trial.user_attrs
+        retries += is_retry
+        places[trial.user_attrs[RETRY_OF] if is_retry else trial.number - retries] = trial
+    return places
+
+
 def collect(study: Any, plan: Plan, about: dict[str, Any]) -> SweepResult:
     """The results that Optuna's study holds."""
     trials = []
     names = ("standard_error", "downstream_temperature", "per_temperature", "seconds", "reason")
-    for trial in study.get_trials(deepcopy=False):
+    for place, trial in by_place(study).items():
         if state := STATES.get(trial.state.name):
             stored = {name: trial.user_attrs[name] for name in names if name in trial.user_attrs}
             online = {str(epoch): value for epoch, value in sorted(trial.intermediate_values.items())}
             accuracy = trial.value if state == "complete" else None
-            trials.append(TrialResult(trial.number, state, trial.params, accuracy, online=online, **stored))
+            trials.append(TrialResult(place, state, trial.params, accuracy, online=online, **stored))
     finished = [trial for trial in trials if trial.validation_accuracy is not None]
     best = max(finished, key=lambda trial: trial.validation_accuracy or 0, default=None)
     settings = list(plan.settings)

@@ -104,15 +104,16 @@ def make_plan(
 
 
 def first_difference(plan: Plan, stored: Plan, name: str) -> str | None:
-    """What differs between a stored plan and the one asked for: the recipe's name, else the first setting."""
+    """How a stored plan differs from the one asked for, such as "epochs 2, not 3"; None if it does not."""
     if name != stored.recipe.name:
-        return f"recipe ({stored.recipe.name!r})"
-    before, now = flat(as_dict(stored)), flat(as_dict(plan))
-    differ = [key for key in before | now if before.get(key) != now.get(key)]
-    key = min(differ, key=lambda key: key.startswith("recipe."), default=None)
-    if key is None or not key.startswith("recipe."):
-        return key and key.split(".")[0]
-    return f"{key.removeprefix('recipe.')} ({before.get(key)!r})"
+        return f"recipe {stored.recipe.name!r}, not {name!r}"
+    before, now = as_dict(stored), as_dict(plan)
+    if field := next((key for key in before if key != "recipe" and before[key] != now[key]), None):
+        is_long = field in ("grid", "search")
+        return f"another {field}" if is_long else f"{field} {before[field]!r}, not {now[field]!r}"
+    before, now = flat(before["recipe"]), flat(now["recipe"])
+    key = next((key for key in before | now if before.get(key) != now.get(key)), None)
+    return key and f"{key} {before.get(key)!r}, not {now.get(key)!r}"
 
 
 def read_values(

@@ -17,6 +17,7 @@ from simplicia.experiments.store import CellResult
 
 Pair = tuple[CellResult, CellResult]  # without SEM, with it
 PROTOCOL = ("pretrained_on", "batch_size", "protocol", "probe")  # equal in these: comparable
+UNKNOWN = {"pretrained_on": "unknown data", "batch_size": "of unknown size"}
 HEAD = """# Results
 
 The paper's tables and figures next to what this code measured. `simplicia reproduce --page docs/results.md`
@@ -92,8 +93,9 @@ def markdown(experiment: Experiment, rows: list[CellResult], link: str | None = 
     for comparable in _grouped(rows, *PROTOCOL):
         budgets = _grouped(comparable, *(["device"] if experiment.mixes_epochs else ["epochs", "device"]))
         measured = [row for row in comparable if row.accuracy is not None]
-        several = len({row.epochs for row in measured}) > 1 and not experiment.mixes_epochs
-        tables = [_overview(experiment, measured, link)] if several else []
+        with_epochs = [row for row in measured if row.epochs is not None]
+        several = len({row.epochs for row in with_epochs}) > 1 and not experiment.mixes_epochs
+        tables = [_overview(experiment, with_epochs, link)] if several else []
         tables += [_budget_table(experiment, group, link) for group in sorted(budgets, key=_longest_first)]
         parts += [tables[0], *_differences(experiment, measured, link), *tables[1:]]
     return "\n".join(parts)
@@ -141,7 +143,7 @@ def _overview(experiment: Experiment, rows: list[CellResult], link: str | None) 
     titles = ["cell", *(f"{epochs} epochs" for epochs in budgets)]
     titles += [f"paper, {experiment.epochs} epochs"] if own else []
     means = "; of several seeds the mean" if len({row.seed for row in rows}) > 1 else ""
-    title = f"{experiment.title}, by epochs of pre-training on {row.pretrained_on}"
+    title = f"{experiment.title}, by epochs of pre-training on {_known(row, 'pretrained_on')}"
     lines = []
     for cell in _grouped(rows, "cell"):
         by_epochs = [[r.accuracy or 0 for r in cell if r.epochs == epochs] for epochs in budgets]
@@ -161,8 +163,10 @@ def _differences(experiment: Experiment, rows: list[CellResult], link: str | Non
             papers = [row.paper for row in pairs[0] if row.paper is not None]
             ours = f"{statistics.mean(added):+.1f} ± {statistics.mean(errors):.1f}"
             paper = f"{papers[1] - papers[0]:+.1f}" if len(papers) == 2 else "-"
-            each = ", ".join(f"{a.seed}: {x:+.1f}" for (a, _), x in zip(pairs, added, strict=True))
-            lines.append([_name(pairs[0][1], link), str(group[0].epochs), ours, paper, each])
+            each = ", ".join(
+                f"{a.get('seed', '-')}: {x:+.1f}" for (a, _), x in zip(pairs, added, strict=True)
+            )
+            lines.append([_name(pairs[0][1], link), str(group[0].get("epochs", "-")), ours, paper, each])
     titles = ["cell", "epochs", "ours", f"paper, {experiment.epochs} epochs", "seed by seed"]
     error = "±: standard error of the test images of one seed"
     title = f"{experiment.title}: what SEM adds, in percent"
@@ -203,9 +207,9 @@ def _caption(experiment: Experiment, rows: list[CellResult]) -> str:
     if encoders := list(dict.fromkeys(row.encoder for row in rows if row.encoder is not None)):
         words.append(f"encoder: {', '.join(encoders)}")
     if row.epochs is not None:
-        budget = f"{_range(rows, 'epochs', 'epochs')} on {row.pretrained_on}, batch {row.batch_size}"
-        device = row.device or "unknown device"
-        words.append(f"pre-training: {budget}, {device}, {_range(rows, 'seconds', 's')} each")
+        data, batch = _known(row, "pretrained_on"), _known(row, "batch_size")
+        budget = f"{_range(rows, 'epochs', 'epochs')} on {data}, batch {batch}"
+        words.append(f"pre-training: {budget}, {_known(row, 'device')}, {_range(rows, 'seconds', 's')} each")
     if any(row.probe_seconds is not None for row in rows):
         words.append(f"measuring: {_range(rows, 'probe_seconds', 's')}")
     if any(row.standard_error is not None for row in rows):
@@ -218,7 +222,13 @@ def _caption(experiment: Experiment, rows: list[CellResult]) -> str:
 
 
 def _protocol(row: CellResult) -> str:
-    return f"{row.protocol}, settings: {row.probe}" if row.probe is not None else str(row.protocol)
+    protocol = _known(row, "protocol")
+    return f"{protocol}, settings: {row.probe}" if row.probe is not None else protocol
+
+
+def _known(row: CellResult, key: str) -> str:
+    """A field as a caption shows it; files of strangers may lack it."""
+    return str(row.get(key, UNKNOWN.get(key, f"unknown {key}")))
 
 
 def _name(row: CellResult, link: str | None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from simplicia import cli
+from simplicia.errors import UserError
 from simplicia.experiments import EXPERIMENTS, figures, get
 from simplicia.experiments.store import CellResult
 
@@ -133,3 +134,12 @@ def test_readme_figure_is_up_to_date(tmp_path):
     assert cli.main(["reproduce", "table1", "--results", str(ROOT / "results"), "--figure", str(drawn)]) == 0
     now, then = (re.findall(r">([^<>\n]+)</text>", p.read_text()) for p in (drawn, ROOT / "docs/table1.svg"))
     assert now == then and len(now) > 28, "run: simplicia reproduce table1 --figure docs/table1.svg"
+
+
+@pytest.mark.parametrize(
+    "damage", [{"k": [1]}, {"k": ["1", 2]}, {"k": 3}, {"coherence": 0.5}, {"k": {"a": 1}}]
+)
+def test_damaged_curve_is_reported(damage, tmp_path):
+    damaged = CellResult.from_json(row("BYOL, ICA", **{"k": [1, 2], "coherence": [0.5, 0.25, 0.1]} | damage))
+    with pytest.raises(UserError, match="'BYOL, ICA' cannot be drawn: k and coherence must be numbers"):
+        figures.draw(get("coherence"), [damaged], tmp_path / "figure.svg")

@@ -134,7 +134,14 @@ def test_run_with_other_settings_is_refused(own, monkeypatch):
         reproduce(two_cells(**{"optim.lr": 0.5}), own)
 
 
-@pytest.mark.parametrize("error", [UserError("no"), torch.OutOfMemoryError("memory")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        UserError("no"),
+        torch.OutOfMemoryError("memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+    ],
+)
 def test_failed_cell_does_not_stop_the_others(own, monkeypatch, error):
     def fail():
         raise error

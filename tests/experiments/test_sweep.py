@@ -95,7 +95,7 @@ def test_grid_measures_every_combination_on_held_out_images(folder, quick, tmp_p
     assert before == [p.stat().st_mtime_ns for p in sorted(out.glob("trial-*/checkpoint/*/*"))]
     with pytest.raises(UserError, match="begun with another grid"):
         sweep("byol-sem", grid={"sem.simplices": "2,8"}, out=out, resume=True)
-    with pytest.raises(UserError, match=r"begun with another epochs \(2\)"):
+    with pytest.raises(UserError, match=r"begun with epochs 2, not 3;"):
         sweep("byol-sem", out=out, resume=True, epochs=3)
     with pytest.raises(UserError, match="holds a sweep; add --resume"):
         sweep("byol-sem", out=out, **quick)
@@ -229,20 +229,37 @@ def test_failed_trial_does_not_end_the_sweep(quick, tmp_path):
         sweep("byol-sem", grid={"sem.blocks": "7,5"}, out=tmp_path / "none", **quick)
 
 
-def test_trial_out_of_memory_fails_once(quick, tmp_path, monkeypatch):
-    """There is no GPU here to fill: the second trial's training says it is full."""
+def full_host():
+    torch.empty(10**15)
+
+
+def full_device():  # there is no GPU here to fill
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def broken():
+    raise KeyError("a fault\nof two lines")
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [
+        (full_host, "the device is out of memory"),
+        (full_device, "the device is out of memory"),
+        (broken, "KeyError: 'a fault"),
+    ],
+)
+def test_trial_that_raises_fails_once(quick, tmp_path, monkeypatch, fail, reason):
     begun, train = [], runner.pretrain
 
     def pretrain(recipe, **options):
         begun.append(recipe.sem.simplices)
-        if recipe.sem.simplices == 4:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return train(recipe, **options)
+        return fail() if recipe.sem.simplices == 2 else train(recipe, **options)
 
     monkeypatch.setattr(runner, "pretrain", pretrain)
     result = sweep("byol-sem", grid={"sem.simplices": "2,4"}, out=tmp_path / "sweep", device="cpu", **quick)
-    assert [row["state"] for row in result["trials"]] == ["complete", "failed"]
-    assert result["trials"][1]["reason"] == "the device is out of memory"
+    assert [row["state"] for row in result["trials"]] == ["failed", "complete"]
+    assert result["trials"][0]["reason"].startswith(reason)
     assert sweep("byol-sem", out=tmp_path / "sweep", resume=True, quiet=True)["trials"] == result["trials"]
     assert begun == [2, 4]
 

@@ -267,3 +267,18 @@ def test_means_of_seeds_are_derived_independently():
     text = markdown(get("table1"), rows)
     assert unfounded(text, set(numbers(rows))) == ["61.6"]
     assert unfounded(text, {*numbers(rows), *over_seeds(rows)}) == []
+
+
+def test_results_may_lack_what_tables_state(tmp_path, capsys):
+    """Only the cell is needed; what a row does not say is unknown on the page."""
+    cells = row(seed=1), row(cell="BYOL + SEM", accuracy=64.0), row(epochs=100), row()
+    (tmp_path / "paper").mkdir()
+    for lacking in ({key} for key in (*row(), "all")):
+        kept = [{k: v for k, v in cell.items() if k == "cell" or k not in lacking} for cell in cells]
+        kept = [{"cell": "BYOL"}] if lacking == {"all"} else [*kept, row(epochs=50)]
+        (tmp_path / "paper" / "table1.json").write_text(json.dumps(kept))
+        file = tmp_path / "page.md"
+        assert cli.main(["reproduce", "--results", str(tmp_path), "--page", str(file)]) == 0
+        text = file.read_text()
+        assert "None" not in text and " 0 epochs" not in text, lacking
+    assert "unknown protocol" in text
