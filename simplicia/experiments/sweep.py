@@ -20,7 +20,6 @@ from simplicia.evaluate.probe import probe
 from simplicia.experiments.runner import Options, Runner, stoppable
 from simplicia.experiments.sweep_outcome import RETRY_OF, SweepResult, by_place, collect, draw
 from simplicia.experiments.sweep_plan import Plan, Range, first_difference, make_plan
-from simplicia.files import remove_leftovers
 from simplicia.provenance import versions
 from simplicia.result import Result, write_json
 from simplicia.run import Run
@@ -82,8 +81,6 @@ def sweep(
         points = plan.points()
         count = trials or count or (TRIALS if plan.search else len(points))
         count = count if plan.search else min(count, len(points))
-        for file in (PLAN, "sweep.json", "sweep.csv", "sweep.svg"):
-            remove_leftovers(folder / file)
         # before the database: a sweep killed at any moment either has its plan or counts as new
         write_json(folder / PLAN, {"plan": as_dict(plan), "trials": count})
         study = _study(folder)
