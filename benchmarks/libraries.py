@@ -1,17 +1,17 @@
-"""BYOL's step beside that of other libraries: ``python benchmarks/libraries.py [--steps N]``.
+"""BYOL's step compared with that of other libraries: ``python benchmarks/libraries.py [--steps N]``.
 
-Each as its users run it, everything included, loader and augmentation too, one after the other in one
-process. Ours is ``simplicia bench step``. A library that is not installed is skipped with a sentence.
+Each library runs as its documentation shows, loader and augmentation included, one after the other in one
+process. Ours is ``simplicia bench step``. A library that is not installed is skipped with a message.
 
 lightly's side follows its documented BYOL training: CIFAR-sized PIL images, its BYOLTransform in the
 workers of a DataLoader, ResNet-18, its heads and loss, SGD, in 16 bits on a GPU.
 
 solo-learn's side is its BYOL with the settings of its CIFAR script: its own parsing of them, views,
 loader, method and LARS, under a Lightning Trainer, in 16 bits on a GPU, without logger and progress bar,
-which would only cost it time. As there, two linear classifiers are trained beside, and its stem pads by
+which would only cost it time. As there, two linear classifiers are also trained, and its stem pads by
 two, so that its maps are 34 wide. Release 1.0.2 was made for Lightning 1.4; what Lightning 2 needs is in
 ``solo_learn_step``. Where nothing can be installed, a folder on PYTHONPATH made by
-``pip install --target FOLDER --no-deps solo-learn==1.0.2 einops timm`` is enough beside torch,
+``pip install --target FOLDER --no-deps solo-learn==1.0.2 einops timm`` is enough in addition to torch,
 torchvision, pytorch-lightning, scipy and setuptools; lightning-bolts and wandb are not needed.
 """
 
@@ -122,7 +122,7 @@ def solo_learn_step(batch_size: int, steps: int, device: torch.device, workers: 
     import pytorch_lightning as lightning
     import setuptools  # noqa: F401  # brings distutils, which solo-learn imports, to Python 3.12
 
-    # lightning-bolts, of which solo-learn takes one schedule, cannot be imported under Lightning 2. The
+    # solo-learn takes one schedule from lightning-bolts, which cannot be imported under Lightning 2. The
     # schedule moves once an epoch and begins as a linear warm-up, which torch has.
     for name in ("pl_bolts", "pl_bolts.optimizers", "pl_bolts.optimizers.lr_scheduler"):
         sys.modules[name] = module = types.ModuleType(name)
@@ -163,21 +163,23 @@ def solo_learn_step(batch_size: int, steps: int, device: torch.device, workers: 
     parser.add_argument("--gpus")
     parser.add_argument("--accumulate_grad_batches", type=int, default=1)
     words = ["--batch_size", str(batch_size), "--num_workers", str(workers)]
-    told = parser.parse_args(SOLO_LEARN.split() + words)
-    additional_setup_pretrain(told)
+    options = parser.parse_args(SOLO_LEARN.split() + words)
+    additional_setup_pretrain(options)
     transform = prepare_n_crop_transform(
-        [prepare_transform(told.dataset, **settings) for settings in told.transform_kwargs],
-        num_crops_per_aug=told.num_crops_per_aug,
+        [prepare_transform(options.dataset, **settings) for settings in options.transform_kwargs],
+        num_crops_per_aug=options.num_crops_per_aug,
     )
     loader = prepare_dataloader(
-        dataset_with_index(Pictures)(transform), batch_size=told.batch_size, num_workers=told.num_workers
+        dataset_with_index(Pictures)(transform),
+        batch_size=options.batch_size,
+        num_workers=options.num_workers,
     )
     clock = Clock()
     trainer = lightning.Trainer(
         accelerator=device.type,
         devices=[device.index or 0] if device.type == "cuda" else 1,
         precision="16-mixed" if device.type == "cuda" else 32,
-        max_epochs=told.max_epochs,
+        max_epochs=options.max_epochs,
         max_steps=WARM_UP + steps,
         callbacks=[clock],
         logger=False,
@@ -185,7 +187,7 @@ def solo_learn_step(batch_size: int, steps: int, device: torch.device, workers: 
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Lightning2BYOL(**vars(told)), loader)
+    trainer.fit(Lightning2BYOL(**vars(options)), loader)
     return per_step(clock.ends)
 
 
@@ -210,7 +212,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", default="results/bench/libraries.json")
     given = parser.parse_args(arguments)
     device = choose(given.device)
-    told = {"batch_size": given.batch_size, "steps": given.steps, "commit": commit(), **versions(device)}
+    about = {"batch_size": given.batch_size, "steps": given.steps, "commit": commit(), **versions(device)}
     step = bench_step(
         "cifar100-byol", steps=max(5, given.steps), device=given.device, batch_size=given.batch_size
     )
@@ -218,24 +220,24 @@ def main(arguments: list[str] | None = None) -> None:
     rows = [
         {
             "library": "simplicia",
-            "version": told["simplicia"],
+            "version": about["simplicia"],
             "ms_per_step": ours,
             "times_ours": 1.0,
             "workers": 0,
             "engine": step["engine"],
-            **told,
+            **about,
         }
     ]
     show(rows, given.out)
     for name, measure in OTHERS.items():
         try:
-            about = {"library": name, "version": version(name)}
+            library = {"library": name, "version": version(name)}
             theirs = 1e3 * measure(given.batch_size, given.steps, device, given.workers)
         except ModuleNotFoundError as missing:
             print(f"{name} is skipped, since it or what it needs is not installed: {missing}")
             continue
         measured = {"ms_per_step": theirs, "times_ours": theirs / ours, "workers": given.workers}
-        rows.append({**about, **measured, **told})
+        rows.append({**library, **measured, **about})
         show(rows, given.out)
 
 

@@ -1,6 +1,6 @@
 """BatchNorm per view, hand-written against compiled: ``python3 benchmarks/norm.py [--json OUT.json]``.
 
-Needs a GPU. Medians of CUDA-event times; buffers rotate, so that none is found in the L2 cache.
+Needs a GPU. Medians of CUDA-event times; buffers rotate, so that none is in the L2 cache.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def timed(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def compare(name: str, module: nn.Module, shape: tuple[int, ...], passes: tuple[int, int]) -> dict[str, Any]:
-    """Both ways; ``passes`` is how often forward and backward must read or write a whole tensor."""
+    """Both ways; ``passes`` is how often forward and backward must read or write a complete tensor."""
     torch._dynamo.reset()
     module = module.cuda()
     fast, plain = copy.deepcopy(module), module

@@ -49,7 +49,7 @@ def steps(recipe: str, seconds: float) -> None:
 
 
 def measure(recipes: list[str], seconds: float) -> dict[str, Any]:
-    """Images per second of each recipe, alone on the device and beside the others."""
+    """Images per second of each recipe, alone on the device and together with the others."""
     from simplicia.devices import choose
     from simplicia.provenance import commit, versions
 
@@ -66,16 +66,16 @@ def measure(recipes: list[str], seconds: float) -> dict[str, Any]:
             _read(process)
         for process in processes:
             _go(process)
-        beside = [float(_read(process)) for process in processes]
+        together = [float(_read(process)) for process in processes]
     finally:
         for process in processes:
             process.kill()
     rows = [
         {"recipe": name, "images_per_s_alone": one, "images_per_s_beside": other}
-        for name, one, other in zip(recipes, alone, beside, strict=True)
+        for name, one, other in zip(recipes, alone, together, strict=True)
     ]
     # how much of the work of one device, used by each in turn, is done in the same time
-    share = sum(other / one for one, other in zip(alone, beside, strict=True))
+    share = sum(other / one for one, other in zip(alone, together, strict=True))
     return {"mps": _mps(), "rows": rows, "share": share, "commit": commit(), **versions(choose())}
 
 
@@ -110,11 +110,11 @@ def main() -> None:
     if given.steps is not None:
         steps(given.steps, given.seconds)
         return
-    found = measure(given.recipes, given.seconds)
-    print(json.dumps(found, indent=1))
+    result = measure(given.recipes, given.seconds)
+    print(json.dumps(result, indent=1))
     if given.json is not None:
         rows = json.loads(given.json.read_text()) if given.json.exists() else []
-        given.json.write_text(json.dumps([*rows, found], indent=1) + "\n")
+        given.json.write_text(json.dumps([*rows, result], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Transfer of Flowers-102's shape, 45 regularisers, exact: ``python benchmarks/transfer.py [OUT.json]``.
 
-The codes are drawn, not encoded: 2,040 samples of 102 classes, 5,000 simplices of 13 vertices, of which a
-share agrees with the class's own. One regulariser is fitted by scikit-learn on the sparse matrix as well.
+The codes are drawn, not encoded: 2,040 samples of 102 classes, 5,000 simplices of 13 vertices, a share of
+which agrees with the class's own. One regulariser is fitted by scikit-learn on the sparse matrix as well.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Our views beside torchvision's and kornia's: ``python benchmarks/views.py [OUT.json]``.
+"""Our views compared with torchvision's and kornia's: ``python benchmarks/views.py [OUT.json]``.
 
 All make the same kind of view (crop, jitter, grey, blur, solarise, flip). torchvision works image by image
 on the CPU, as its users run it in loader workers (one process here: divide by the workers you have); kornia,

@@ -1,7 +1,7 @@
-"""Our vector quantisation beside the library's, both ways: ``python benchmarks/vq.py [OUT.json]``.
+"""Our vector quantisation compared with the library's: ``python benchmarks/vq.py [OUT.json]``.
 
-Both get the same vectors, 512 codebooks of 128 codes in 32 dimensions as in the paper, and train: nearest
-codes, commitment loss, moving averages and revival of codes that are hardly used.
+Both get the same vectors, 512 codebooks of 128 codes in 32 dimensions as in the paper, and train, forward and
+backward: nearest codes, commitment loss, moving averages and replacement of codes that are hardly used.
 """
 
 import importlib.metadata
