@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test gpu-test demo lint clean
+.PHONY: install test gpu-test hostile demo lint clean
 
 install: .venv/installed
 
@@ -19,6 +19,10 @@ test: install
 GPU_PYTHON ?= python3
 gpu-test:
 	$(GPU_PYTHON) benchmarks/gpu_tests.py
+
+# Fuzzed calls and killed processes, for an hour; writes results/hostile.json.
+hostile: install
+	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/run.py --fuzz 10000 --kills 300 --json results/hostile.json
 
 demo: install
 	$(BIN)/simplicia demo

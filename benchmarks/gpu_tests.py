@@ -22,10 +22,10 @@ sys.path.insert(0, str(ROOT))
 
 
 class Shard:
-    """A pytest plugin that runs every n-th of the selected tests and records their outcomes."""
+    """A pytest plugin that runs every n-th of the selected tests and writes the outcomes after each."""
 
-    def __init__(self, index: int, count: int) -> None:
-        self.index, self.count = index, count
+    def __init__(self, index: int, count: int, json_path: Path) -> None:
+        self.index, self.count, self.json_path = index, count, json_path
         self.outcomes: dict[str, Any] = {"passed": 0, "skipped": 0, "failures": []}
 
     @pytest.hookimpl(trylast=True)  # after -m selects
@@ -35,8 +35,10 @@ class Shard:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:  # in setup or teardown too
             self.outcomes["failures"].append(report.nodeid)
+            print(f"\n{report.nodeid}\n{report.longreprtext}", flush=True)  # pytest waits for the last test
         elif report.skipped or report.when == "call":
             self.outcomes[report.outcome] += 1
+        self.json_path.write_text(json.dumps(self.outcomes))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -45,14 +47,15 @@ class Shard:
 
 def run_shard(index: int, count: int, mark: str, files: list[str], json_path: Path) -> int:
     """Run the tests of one shard in this process; writes its outcomes."""
-    shard = Shard(index, count)
+    shard = Shard(index, count, json_path)
     status = pytest.main(["-m", mark, "-p", "no:cacheprovider", "--durations=10", *files], plugins=[shard])
     json_path.write_text(json.dumps(shard.outcomes))
     return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)  # fewer tests than shards
 
 
-def run_shards(count: int, mark: str, files: list[str]) -> dict[str, Any]:
-    """Run all shards at once; returns the sum of their outcomes."""
+def run_shards(count: int, mark: str, files: list[str], minutes: float) -> dict[str, Any]:
+    """Run all shards at once; returns the sum of their outcomes. After ``minutes`` they are killed."""
+    deadline = time.monotonic() + 60 * minutes
     threads = str(max(1, (os.cpu_count() or 1) // count))
     environment = os.environ | {
         "OMP_NUM_THREADS": threads,
@@ -71,7 +74,13 @@ def run_shards(count: int, mark: str, files: list[str]) -> dict[str, Any]:
                 )
             shards.append((process, log, outcomes))
         for i, (process, log, outcomes) in enumerate(shards):
-            status = process.wait()
+            try:
+                status = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                status = 0  # the next line reports it
+                failures.add(f"shard {i} was not done after {minutes:g} minutes")
             print(f"---- shard {i}: exit status {status}\n{log.read_text()}", flush=True)
             result = json.loads(outcomes.read_text()) if outcomes.exists() else {}
             passed, skipped = passed + result.get("passed", 0), skipped + result.get("skipped", 0)
@@ -92,7 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", help="test files (default: all with tests for a GPU)")
     parser.add_argument("--json", type=Path, default=ROOT / "results/gpu-tests.json")
-    parser.add_argument("--shards", type=int, default=4, help="concurrent processes")
+    parser.add_argument("--shards", type=int, default=8, help="concurrent processes")
+    parser.add_argument("--minutes", type=float, default=10.0, help="then processes are killed")
     parser.add_argument("--mark", default="gpu", help="run the tests that match this expression of marks")
     parser.add_argument("--shard", type=int, help=argparse.SUPPRESS)  # run only this one, in this process
     options = parser.parse_args(arguments)
@@ -109,7 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("no GPU is visible; run make gpu-test on a machine with one", file=sys.stderr)
         return 2
     started = time.perf_counter()
-    outcomes = run_shards(options.shards, options.mark, options.files or gpu_test_files())
+    files = options.files or gpu_test_files()
+    outcomes = run_shards(options.shards, options.mark, files, options.minutes)
     result = {
         "commit": commit(),
         **outcomes,

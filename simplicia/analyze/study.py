@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,12 @@ def analyze(
             asked.files = fingerprint(source)
         elif before is not None and before.asked is not None:  # deleted files cannot have changed
             asked.files = before.asked.files
-    if again or before is None or before.asked != asked:
-        parts = Study(run, folder, asked, data_dir, quiet).measure()
-    else:
-        parts = vars(before)
+    is_known = not again and before is not None and before.asked == asked
+    parts = vars(before) if is_known else Study(run, folder, asked, data_dir, quiet).measure()
     # results may have been added since, and the parts of the run are cheap to read
     analysis = Analysis(**{**parts, **report_data.parts_of_run(run), "asked": asked})
-    analysis.write(folder / "analysis.json")
+    with suppress(UserError) if is_known else nullcontext():  # a run on a read-only disk keeps what it has
+        analysis.write(folder / "analysis.json")
     return analysis, folder
 
 

@@ -66,7 +66,7 @@ def _check_entries(name: str, list_files: ListFiles, root: Path, split: str, mar
         ) from error
     inside = root.resolve()
     for path, class_name in entries:
-        if not path.resolve().is_relative_to(inside) or not class_name:
+        if "\0" in str(path) or not path.resolve().is_relative_to(inside) or not class_name:
             raise UserError(f"the {split} list of {name} has {str(path)!r}, which is not below {str(root)!r}")
     if not entries:
         raise UserError(f"the {split} list of {name} in {str(root)!r} is empty")

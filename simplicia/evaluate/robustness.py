@@ -170,7 +170,7 @@ class OtherSet:
     def _array(self, name: str) -> np.ndarray:
         try:
             return np.lib.format.open_memmap(self.path / f"{name}.npy", mode="r")  # refuses pickled objects
-        except (OSError, ValueError, OverflowError) as error:
+        except Exception as error:  # numpy reads the header as Python, with all of its errors
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{self.path / name}.npy cannot be read as an array: {reason}") from error
 

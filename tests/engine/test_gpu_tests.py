@@ -25,12 +25,12 @@ def test_not_chosen():
 MARK = "import os, pytest\npytestmark = pytest.mark.chosen\n"
 
 
-def run(folder, content):
+def run(folder, content, *words):
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = chosen")
     file = folder / "test_small.py"
     file.write_text(content)
     result = folder / "result.json"
-    status = main(["--shards", "2", "--mark", "chosen", "--json", str(result), str(file)])
+    status = main(["--shards", "2", "--mark", "chosen", "--json", str(result), *words, str(file)])
     return status, json.loads(result.read_text())
 
 
@@ -64,3 +64,11 @@ def test_without_a_gpu_the_script_exits_with_2(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main([]) == 2
     assert "no GPU is visible" in capsys.readouterr().err
+
+
+def test_processes_that_are_not_done_in_time_are_killed_and_counted_as_failures(tmp_path):
+    content = f"{MARK}import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\n"
+    content += "def test_c(): assert False"
+    status, result = run(tmp_path, content, "--minutes", "0.2")
+    assert status == 1 and result["passed"] == 1
+    assert result["failures"] == ["shard 1 was not done after 0.2 minutes", "test_small.py::test_c"]

@@ -1,0 +1,302 @@
+"""Fuzzed calls of the command line: arguments, recipes, results, arrays and images, each from its seed.
+
+A call may end with status 0 (done), 1 (training diverged, or a part failed), 2 (wrong input) or 75 (time is
+up), and must end with one line if it complains. Anything else is a fault: a traceback, a signal, a hang, a
+control character on the terminal, or an executed pickle. ``case(seed)`` repeats one call.
+"""
+
+import importlib
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import zoo
+
+from simplicia import cli
+
+SECONDS, MEMORY = 60, 12 * 2**30
+STATUSES = (0, 1, 2, 75)
+CATEGORIES = ("arguments", "recipe", "result", "array", "image", "checkpoint")
+TRAIN = "--device cpu --encoder tiny --batch-size 4 --image-size 16 --sem.simplices 4 --byol.hidden 8"
+TRAIN += " --byol.out 8 --epochs 1 --quiet"
+
+
+@dataclass
+class World:
+    """What the calls work on: images, images with classes, and a trained run."""
+
+    root: Path
+
+    @property
+    def photos(self) -> Path:
+        return self.root / "photos"
+
+    @property
+    def classes(self) -> Path:
+        return self.root / "classes"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+
+def make_world(root: Path) -> World:
+    from PIL import Image
+
+    torch.set_num_threads(1)  # a forked process has no others
+    world = World(root)
+    for i in range(24):
+        picture = Image.effect_noise((20, 20), 20 + 3 * i).convert("RGB")
+        for folder in (world.photos, world.classes / "ab"[i % 2]):
+            folder.mkdir(parents=True, exist_ok=True)
+            picture.save(folder / f"{i:02d}.png")
+    status = cli.main(
+        ["pretrain", "byol-sem", "--data", str(world.classes), "--out", str(world.run), *TRAIN.split()]
+    )
+    status |= cli.main(["knn", str(world.run), "--device", "cpu"])
+    status |= cli.main(["transfer", str(world.run), "--device", "cpu", "--quiet"])
+    assert status == 0
+    for module in (
+        "optuna",
+        "sqlalchemy",
+        "matplotlib.pyplot",
+        "onnx",
+        "experiments",
+        "analyze.study",
+        "report.page",
+    ):
+        ours = module.split(".")[0] in ("experiments", "analyze", "report")
+        importlib.import_module(f"simplicia.{module}" if ours else module)  # once for all forked processes
+    return world
+
+
+def commands(world: World, here: Path) -> dict[str, list[str]]:
+    """A short valid call of each verb, by its name."""
+    run, photos, classes = str(world.run), str(world.photos), str(world.classes)
+    return {
+        "pretrain": ["byol-sem", "--data", photos, "--out", str(here / "new"), *TRAIN.split()],
+        "probe": [run, "--epochs", "1", "--quiet", "--lrs", "0.1", "--l1", "0", "--temperatures", "1"],
+        "knn": [run],
+        "transfer": [run, "--quiet", "--regularisers", "2"],
+        "finetune": [run, "--quiet", "--steps", "2", "--lrs", "0.1", "--batch-size", "4"],
+        "semi": [run, "--quiet", "--epochs", "1", "--lrs", "0.1", "--fraction", "0.5", "--temperatures", "1"],
+        "encode": [run, photos, "--out", str(here / "x.npz")],
+        "export": [run, str(here / "x.safetensors")],
+        "compare": [run],
+        "analyze": [run, "--out", str(here / "analysis"), "--images", "20"],
+        "report": [run, "--out", str(here / "page.html"), "--images", "20"],
+        "bound": ["--vertices", "3"],
+        "cost": ["byol-sem", *TRAIN.split()[2:-1]],
+        "sweep": [
+            "byol-sem",
+            "--data",
+            classes,
+            "--out",
+            str(here / "sweep"),
+            "--grid",
+            "sem.temperature=1",
+            *TRAIN.split(),
+        ],
+        "reproduce": ["--list"],
+        "recipes": [],
+        "datasets": [],
+        "methods": [],
+    }
+
+
+_options: dict[str, list[str]] = {}
+
+
+def options(verb: str, words: list[str]) -> list[str]:
+    """The options that ``--help`` lists."""
+    if verb not in _options:
+        import contextlib
+        import io
+
+        with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+            cli.main([verb, *words[:1], "--help"])
+        _options[verb] = sorted(
+            set(re.findall(r"^\s+(--[a-z0-9.-]+)", text.getvalue(), re.M)) - {"--download"}
+        )
+    return _options[verb]
+
+
+def arguments(rng: random.Random, world: World, here: Path) -> list[str]:
+    """A call with one to three options replaced, added, removed or doubled."""
+    verb = rng.choice(list(commands(world, here)))
+    words = commands(world, here)[verb]
+    known = options(verb, words)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        pool = zoo.NUMBERS if rng.random() < 0.6 else zoo.STRINGS
+        value = str(rng.choice(pool)).replace("\ud800", "\udcff")
+        how = rng.random()
+        if how < 0.8 and known:
+            words += [rng.choice(known), *([value] if rng.random() < 0.9 else [])]
+        elif how < 0.9 and words:
+            words[rng.randrange(len(words))] = value
+        else:
+            words.insert(rng.randrange(len(words) + 1), value)
+    return [verb if rng.random() < 0.97 else rng.choice(zoo.STRINGS), *words]
+
+
+def recipe(rng: random.Random, world: World, here: Path) -> list[str]:
+    run = shutil.copytree(world.run, here / "run")
+    file = run / "recipe.yaml"
+    file.write_text(zoo.changed_yaml(rng, file.read_text()), errors="surrogateescape")
+    verbs = {
+        "knn": [],
+        "compare": [],
+        "pretrain": ["--out", str(run), "--resume", "--quiet"],
+        "encode": [str(world.photos), "--out", str(here / "x.npz")],
+    }
+    verb = rng.choice(list(verbs))
+    return [verb, "byol-sem" if verb == "pretrain" else str(run), *verbs[verb]]
+
+
+def result(rng: random.Random, world: World, here: Path) -> list[str]:
+    if rng.random() < 0.4:
+        source = rng.choice(sorted((Path(__file__).parents[2] / "results" / "paper").glob("*.json")))
+        (here / "paper").mkdir()
+        (here / "paper" / source.name).write_text(zoo.changed_json(rng, source.read_text()), errors="replace")
+        return ["reproduce", "--results", str(here), "--page", str(here / "page.md")]
+    run = shutil.copytree(world.run, here / "run")
+    file = rng.choice(sorted((run / "results").glob("*.json")))
+    file.write_text(zoo.changed_json(rng, file.read_text()), errors="replace")
+    return ["compare", str(run), str(world.run)]
+
+
+def array(rng: random.Random, world: World, here: Path) -> list[str]:
+    corrupted = here / "set"
+    corrupted.mkdir()
+    (corrupted / "fog.npy").write_bytes(zoo.array(rng, here / "bomb"))
+    (corrupted / "labels.npy").write_bytes(zoo.array(rng, here / "bomb"))
+    words = ["--sets", str(corrupted), "--epochs", "1", "--lrs", "0.1", "--quiet"]
+    return ["robustness", str(world.run), *words]
+
+
+def image(rng: random.Random, world: World, here: Path) -> list[str]:
+    folder = here / "images"
+    folder.mkdir()
+    for _ in range(rng.randrange(1, 5)):
+        name, content = zoo.image(rng)
+        (folder / name).write_bytes(content)
+    if rng.random() < 0.7:
+        return ["encode", str(world.run), str(folder), "--out", str(here / "x.npz")]
+    return ["pretrain", "byol-sem", "--data", str(folder), "--out", str(here / "new"), *TRAIN.split()]
+
+
+def checkpoint(rng: random.Random, world: World, here: Path) -> list[str]:
+    run = shutil.copytree(world.run, here / "run")
+    newest = sorted((run / "checkpoint").glob("step-*"))[-1]
+    if rng.random() < 0.5:
+        file = newest / "tensors.safetensors"
+        file.write_bytes(zoo.damaged(rng, file.read_bytes()))
+    else:
+        file = newest / "state.json"
+        file.write_text(zoo.changed_json(rng, file.read_text()), errors="replace")
+    if rng.random() < 0.5:
+        return ["encode", str(run), str(world.photos), "--out", str(here / "x.npz")]
+    return ["pretrain", "byol-sem", "--out", str(run), "--resume", "--quiet", "--device", "cpu"]
+
+
+MAKERS: dict[str, Callable[[random.Random, World, Path], list[str]]] = {
+    "arguments": arguments,
+    "recipe": recipe,
+    "result": result,
+    "array": array,
+    "image": image,
+    "checkpoint": checkpoint,
+}
+
+
+@dataclass
+class Outcome:
+    category: str
+    seed: int
+    words: list[str]
+    status: int
+    fault: str | None  # what went wrong, if anything did
+
+
+def case(seed: int, world: World) -> Outcome:
+    """One call, in a process of its own."""
+    rng = random.Random(seed)
+    category = CATEGORIES[seed % len(CATEGORIES)] if rng.random() < 0.5 else "arguments"
+    here = Path(tempfile.mkdtemp(dir=world.root))
+    try:
+        words = MAKERS[category](rng, world, here)
+        log = here / "log"
+        child = os.fork()
+        if child == 0:
+            _run(words, here, log)
+        _, code = os.waitpid(child, 0)
+        status = os.waitstatus_to_exitcode(code)
+        return Outcome(category, seed, words, status, _fault(status, log.read_bytes(), here))
+    finally:
+        shutil.rmtree(here, ignore_errors=True)
+
+
+def _run(words: list[str], here: Path, log: Path) -> None:
+    """The forked process: it never returns."""
+    status = 99
+    try:
+        os.chdir(here)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        signal.alarm(2 * SECONDS)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        try:
+            status = cli.main(words)
+        except SystemExit as stop:  # of --help
+            status = int(stop.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _fault(status: int, log: bytes, here: Path) -> str | None:
+    text = log.decode(errors="replace")
+    if (here / "bomb").exists():
+        return "a pickle was executed"
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}: {text[-300:]}"
+    if status not in STATUSES or "Traceback (most recent call last)" in text:
+        return f"status {status}: {text[-1500:]}"
+    if status == 2 and not text.rstrip().splitlines()[-1:][0].startswith("simplicia: "):
+        return f"the last line is not the complaint: {text[-300:]}"
+    if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text):
+        return f"a control character was printed: {text[-300:]!r}"
+    if re.search(r"^simplicia: all is well", text, re.M):
+        return "a file name forged a line"
+    return None
+
+
+def fuzz(
+    count: int, first: int = 0, report: Callable[[Outcome], None] = lambda outcome: None
+) -> list[Outcome]:
+    """Run ``count`` calls with the seeds from ``first`` on."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as name:
+        world = make_world(Path(name))
+        outcomes = []
+        for seed in range(first, first + count):
+            outcomes.append(case(seed, world))
+            report(outcomes[-1])
+    return outcomes
