@@ -9,7 +9,8 @@ import json
 import sys
 import time
 from collections import Counter
-from datetime import UTC, datetime
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import fuzz
@@ -39,8 +40,10 @@ def main() -> int:
             shown = time.monotonic()
             print(f"seed {outcome.seed}: {outcome.fault or 'no fault'}", flush=True)
 
-    outcomes = fuzz.fuzz(options.fuzz, report=report) if options.fuzz else []
-    killed = kills.kill(options.kills) if options.kills else kills.Kills()
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # kills and calls at the same time
+        killing = pool.submit(kills.kill, options.kills) if options.kills else None
+        outcomes = fuzz.fuzz(options.fuzz, report=report) if options.fuzz else []
+        killed = kills.Kills() if killing is None else killing.result()
     calls = {
         category: dict(sorted(Counter(str(o.status) for o in outcomes if o.category == category).items()))
         for category in fuzz.CATEGORIES
@@ -54,7 +57,6 @@ def main() -> int:
         "faults": faults,
         "seconds": round(time.monotonic() - begun, 1),
         "commit": commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **versions(torch.device("cpu")),
     }
     print(json.dumps(result, indent=1))
