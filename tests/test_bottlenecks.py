@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import simplicia
 from simplicia import bottlenecks, encoders, methods, simplicial
@@ -244,7 +245,7 @@ def test_training_compiles_without_a_graph_break(bottleneck):
 @pytest.mark.parametrize("name", methods.names())
 @pytest.mark.parametrize("bottleneck", ["sem", "embed", "gumbel", "vq"])
 @pytest.mark.parametrize("blocks", [2, 3, 6])
-def test_any_number_of_blocks_that_divides(name, bottleneck, blocks):
+def test_any_number_of_blocks_that_divides_the_features(name, bottleneck, blocks):
     torch.manual_seed(0)
     made = make(bottleneck, blocks=blocks)
     encoder = encoders.create("tiny")
@@ -288,8 +289,6 @@ def test_every_embedder_trains_a_step(embedder, norm, decay):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Forty small images without labels."""
-    from PIL import Image
-
     path = tmp_path_factory.mktemp("photos")
     for i, image in enumerate(simplicia.data.datasets.load("shapes", "test").images[:40]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path / f"{i:03d}.png")
@@ -313,9 +312,9 @@ def settings(folder, bottleneck):
 
 
 @pytest.mark.parametrize("bottleneck", ["embed", "gumbel", "vq"])
-def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(bottleneck, folder, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(bottleneck, folder, tmp_path, monkeypatch):
     name = f"byol-{bottleneck}"
-    whole = simplicia.pretrain(name, out=tmp_path / "whole", **settings(folder, bottleneck))
+    uninterrupted = simplicia.pretrain(name, out=tmp_path / "whole", **settings(folder, bottleneck))
     original = Step.__call__
 
     def stop_after_three(self, number):
@@ -328,14 +327,16 @@ def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(bottleneck, folder, 
         patch.setattr(Step, "__call__", stop_after_three)
         simplicia.pretrain(name, out=tmp_path / "broken", **settings(folder, bottleneck))
     resumed = simplicia.pretrain(name, out=tmp_path / "broken", resume=True, quiet=True)
-    one, two = (checkpoint.read(checkpoint.latest(r.path / "checkpoint"))[0] for r in (whole, resumed))
+    one, two = (
+        checkpoint.read(checkpoint.latest(r.path / "checkpoint"))[0] for r in (uninterrupted, resumed)
+    )
     assert one.keys() == two.keys()
     for key in one:
         assert torch.equal(one[key], two[key]), key
     if bottleneck == "vq":
         assert one["method.online.bottleneck.counts"].sum() > 0
         different = one["method.online.bottleneck.codebook"] != one["method.target.bottleneck.codebook"]
-        assert different.any()  # each lives on its own batches
+        assert different.any()  # each is updated from its own batches
 
 
 @pytest.mark.parametrize(
@@ -387,7 +388,7 @@ def test_a_run_offers_the_layers_of_its_bottleneck(bottleneck, default, layers, 
         (lambda: make("vq", embedder="identity"), "choose them equal"),
     ],
 )
-def test_bad_input_is_one_sentence(call, words):
+def test_bad_input_raises_one_line_errors(call, words):
     with pytest.raises(ValueError, match=words) as error:
         call()
     assert "\n" not in str(error.value)
@@ -409,12 +410,12 @@ def test_a_former_option_name_still_works():
         ({"optim.embedder_weight_decay": -1}, "embedder_weight_decay is -1"),
     ],
 )
-def test_impossible_settings_are_one_sentence(changes, words):
+def test_impossible_settings_raise_one_line_errors(changes, words):
     with pytest.raises(simplicia.UserError, match=words):
         with_changes(recipes.get("cifar100-byol-sem"), changes).checked()
 
 
-def test_named_recipes_are_the_papers_comparisons():
+def test_named_recipes_match_the_papers_comparisons():
     gumbel, vq, sem8, embed = (recipes.get(f"cifar100-byol-{n}") for n in ("gumbel", "vq", "sem8", "embed"))
     assert (gumbel.sem.simplices, gumbel.sem.vertices, gumbel.sem.temperature) == (5000, 13, 2.0)
     assert (vq.sem.simplices, vq.sem.vertices, vq.vq.dimensions) == (512, 128, 32)
@@ -424,12 +425,12 @@ def test_named_recipes_are_the_papers_comparisons():
 
 def test_docs_state_the_stored_numbers():
     root = Path(__file__).parents[1]
-    found = json.loads((root / "results/bench/vq.json").read_text())
-    sizes = f"{found['simplices']} x {found['vertices']} x {found['dimensions']}"
-    graph = {name: "no" if why else "yes" for name, why in found["obstacle_to_one_graph"].items()}
+    stored = json.loads((root / "results/bench/vq.json").read_text())
+    sizes = f"{stored['simplices']} x {stored['vertices']} x {stored['dimensions']}"
+    graph = {name: "no" if why else "yes" for name, why in stored["obstacle_to_one_graph"].items()}
     page = (root / "docs/bottlenecks.md").read_text()
     words = f"ours {graph['ours']}, library {graph['library']}"
-    assert f"| {found['batch']} | {sizes} | {found['ratio']:.1f} | {words} |" in page
+    assert f"| {stored['batch']} | {sizes} | {stored['ratio']:.1f} | {words} |" in page
 
 
 def test_byol_learns_the_shapes(tmp_path):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 sys.path.insert(0, os.path.dirname(__file__))
 from test_losses import CALLS
 
-from simplicia import bottlenecks, methods
+from simplicia import bottlenecks, losses, methods
 from simplicia.encoders import ResNet
 
 
@@ -28,8 +28,6 @@ def loss_and_gradient(name, z):
     outputs = [x @ weight for x in z]
     if name == "info_nce":  # the queue is state, not batch: the same everywhere
         queue = F.normalize(global_batch()[2], dim=-1).T
-        from simplicia import losses
-
         loss = losses.info_nce(outputs[0], outputs[1], queue)
     else:
         loss = CALLS[name](outputs)

@@ -1,10 +1,11 @@
-"""A run in pipelines of scikit-learn."""
+"""A run as a transformer in scikit-learn pipelines."""
 
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
@@ -14,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 import simplicia
 from simplicia import RunTransformer, UserError
 from simplicia.data import datasets
+from simplicia.evaluate.features import encoder_features
 
 
 @pytest.fixture(scope="module")
@@ -25,32 +27,30 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def images():
-    found = datasets.load("shapes", "test")
-    kept = found.labels < 3
-    return found.images[kept][:90].numpy(), found.labels[kept][:90].numpy()
+    shapes = datasets.load("shapes", "test")
+    kept = shapes.labels < 3
+    return shapes.images[kept][:90].numpy(), shapes.labels[kept][:90].numpy()
 
 
-def test_it_gives_what_the_run_gives(run, images):
+def test_transform_matches_run_encode(run, images):
     for layer, temperature in ((None, None), ("sem", 0.1), ("encoder", None), ("embedder", None)):
         step = RunTransformer(run.path, layer, temperature).fit()
-        found = step.transform(images[0][:5])
-        np.testing.assert_array_equal(found, run.encode(images[0][:5], layer, temperature).numpy())
-        assert found.shape[1] == len(step.get_feature_names_out())
+        features = step.transform(images[0][:5])
+        np.testing.assert_array_equal(features, run.encode(images[0][:5], layer, temperature).numpy())
+        assert features.shape[1] == len(step.get_feature_names_out())
     sem = RunTransformer(run.path).fit()
     assert sem.get_feature_names_out()[14] == "simplex1_vertex1"  # of 13 vertices
 
 
 def test_codes_are_a_sparse_matrix_of_ones(run, images):
-    found = RunTransformer(str(run.path), "codes").fit_transform(images[0][:7])
+    matrix = RunTransformer(str(run.path), "codes").fit_transform(images[0][:7])
     codes = run.encode(images[0][:7], "codes")
-    assert found.shape == (7, 8 * 13) and found.nnz == 7 * 8
+    assert matrix.shape == (7, 8 * 13) and matrix.nnz == 7 * 8
     one_hot = torch.nn.functional.one_hot(codes.long(), 13).flatten(1).numpy()
-    np.testing.assert_array_equal(found.toarray(), one_hot)
+    np.testing.assert_array_equal(matrix.toarray(), one_hot)
 
 
-def test_paths_may_be_an_array(run, images, tmp_path):
-    from PIL import Image
-
+def test_inputs_may_be_an_array_of_paths(run, images, tmp_path):
     files = [tmp_path / f"{i}.png" for i in range(12)]
     for path, image in zip(files, images[0], strict=False):
         Image.fromarray(image.transpose(1, 2, 0)).save(path)
@@ -61,9 +61,7 @@ def test_paths_may_be_an_array(run, images, tmp_path):
     GridSearchCV(pipeline, {}, cv=2, error_score="raise").fit(paths, np.arange(12) % 2)
 
 
-def test_a_run_that_is_handed_on_carries_no_images(run, images):
-    from simplicia.evaluate.features import encoder_features
-
+def test_a_pickled_run_contains_no_cached_features(run, images):
     before = len(pickle.dumps(run))
     encoder_features(run, torch.as_tensor(images[0]))
     data = pickle.dumps(run)
@@ -71,7 +69,7 @@ def test_a_run_that_is_handed_on_carries_no_images(run, images):
     assert pickle.loads(data).encode(images[0][:3]).equal(run.encode(images[0][:3]))
 
 
-def test_it_is_a_step_of_a_pipeline_and_of_a_search(run, images):
+def test_transformer_works_in_a_pipeline_and_a_grid_search(run, images):
     pipeline = make_pipeline(RunTransformer(run.path), LogisticRegression(max_iter=500))
     temperatures = np.array([0.1, 1.0], dtype=np.float32)
     grid = {"runtransformer__temperature": temperatures, "runtransformer__layer": ["sem"]}
@@ -82,8 +80,8 @@ def test_it_is_a_step_of_a_pipeline_and_of_a_search(run, images):
     np.testing.assert_array_equal(again.predict(images[0][:9]), search.predict(images[0][:9]))
 
 
-def test_arrays_may_be_turned_around_and_loading_draws_nothing(run, images):
-    turned = images[0][:4, ::-1]  # from BGR
+def test_arrays_may_have_negative_strides_and_loading_keeps_the_random_state(run, images):
+    turned = images[0][:4, ::-1]  # negative strides, as after BGR to RGB
     assert torch.equal(run.encode(turned), run.encode(turned.copy()))
     assert torch.equal(run.encode(list(turned)), run.encode(turned.copy()))
     torch.manual_seed(0)
@@ -93,7 +91,7 @@ def test_arrays_may_be_turned_around_and_loading_draws_nothing(run, images):
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_parameters_are_scikit_learns_and_mistakes_are_sentences(run, images, tmp_path):
+def test_parameters_can_be_cloned_and_invalid_input_raises(run, images, tmp_path):
     step = RunTransformer(run.path, "sem", 0.5)
     assert clone(step).get_params() == step.get_params()
     with pytest.raises(NotFittedError):

@@ -1,4 +1,4 @@
-"""Exports are the run: weights that other libraries load, and programs that compute what ``encode`` does."""
+"""Exports match the run: weights that other libraries load, and programs equal to ``encode``."""
 
 import json
 
@@ -28,7 +28,7 @@ IMAGES = datasets.load("shapes", "test").images[:5, :, 4:28, 4:28]
 
 
 def untrained(tmp_path, name="byol-sem", **changes):
-    """A run with statistics that have moved."""
+    """A run with initial weights, but BatchNorm statistics of a few batches."""
     torch.manual_seed(0)
     recipe = with_changes(recipes.get(name), {"data": "shapes", **SMALL, **changes})
     method = recipe.build().train()
@@ -40,7 +40,7 @@ def untrained(tmp_path, name="byol-sem", **changes):
 
 
 @pytest.mark.parametrize("name", ["byol", "byol-sem", "byol-sem8", "byol-embed", "byol-gumbel", "byol-vq"])
-def test_programs_compute_what_the_run_does(name, tmp_path):
+def test_exported_programs_match_encode(name, tmp_path):
     run = untrained(tmp_path, name, **({"sem.blocks": 4} if name == "byol-sem8" else {}))
     for layer in run.layers():
         path = run.export(tmp_path / f"{layer}.pt2", layer)
@@ -50,12 +50,12 @@ def test_programs_compute_what_the_run_does(name, tmp_path):
             images = IMAGES[:count]
             assert torch.allclose(program(images.float() / 255), run.encode(images, layer), atol=1e-5), layer
         with pytest.raises(RuntimeError, match="dtype"):
-            program(IMAGES[:2])  # pixels from 0 to 255 would be taken for numbers from 0 to 1
-        said = json.loads(extra["simplicia.json"])
-        assert (said["layer"], said["image_size"], said["mean"]) == (layer, 24, [0.5, 0.4, 0.3])
+            program(IMAGES[:2])  # programs take floats from 0 to 1, not pixels from 0 to 255
+        meta = json.loads(extra["simplicia.json"])
+        assert (meta["layer"], meta["image_size"], meta["mean"]) == (layer, 24, [0.5, 0.4, 0.3])
 
 
-def test_onnx_computes_what_the_run_does(tmp_path):
+def test_onnx_matches_encode(tmp_path):
     import onnxruntime
 
     run = untrained(tmp_path)
@@ -64,11 +64,11 @@ def test_onnx_computes_what_the_run_does(tmp_path):
         session = onnxruntime.InferenceSession(path)
         for count in (1, 5):
             images = IMAGES[:count]
-            (found,) = session.run([layer], {"images": (images.float() / 255).numpy()})
+            (output,) = session.run([layer], {"images": (images.float() / 255).numpy()})
             expected = run.encode(images, layer, temperature)
-            assert found.dtype == expected.numpy().dtype and np.allclose(found, expected, atol=1e-4)
-        said = json.loads(session.get_modelmeta().custom_metadata_map["simplicia"])
-        assert said["temperature"] == ({None: 1.0}.get(temperature, temperature) if layer == "sem" else None)
+            assert output.dtype == expected.numpy().dtype and np.allclose(output, expected, atol=1e-4)
+        meta = json.loads(session.get_modelmeta().custom_metadata_map["simplicia"])
+        assert meta["temperature"] == ({None: 1.0}.get(temperature, temperature) if layer == "sem" else None)
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
 
 
@@ -91,11 +91,11 @@ def test_torchvision_and_timm_load_the_weights(network, tmp_path):
         with torch.no_grad():
             assert torch.allclose(model.eval()(view), expected, atol=1e-5)
     with safe_open(path, "pt") as file:
-        said = json.loads(file.metadata()["simplicia"])
-    assert said["encoder"] == "resnet18" and said["std"] == [0.2, 0.25, 0.3] and said["network"] == network
+        meta = json.loads(file.metadata()["simplicia"])
+    assert meta["encoder"] == "resnet18" and meta["std"] == [0.2, 0.25, 0.3] and meta["network"] == network
 
 
-def test_a_model_of_timm_goes_back_to_timm(tmp_path):
+def test_timm_loads_an_exported_timm_encoder(tmp_path):
     import timm
 
     run = untrained(tmp_path, encoder="timm/resnet10t", image_size=64)
@@ -103,30 +103,30 @@ def test_a_model_of_timm_goes_back_to_timm(tmp_path):
     timm.create_model("resnet10t", num_classes=0).load_state_dict(weights)
 
 
-def test_the_verb_says_what_it_wrote(tmp_path, capsys):
+def test_command_prints_what_it_exports(tmp_path, capsys):
     words = "pretrain shapes-byol-sem --epochs 1 --batch-size 500 --sem.simplices 8 --byol.hidden 16 --quiet"
     assert cli.main([*words.split(), "--out", str(tmp_path / "run")]) == 0
-    for name, told in (
+    for name, message in (
         ("a.pt2", "images (N, 3, 32, 32) from 0 to 1 to layer sem"),
         ("b.safetensors", "tiny"),
     ):
         assert cli.main(["export", str(tmp_path / "run"), str(tmp_path / "out" / name)]) == 0
-        assert told in capsys.readouterr().out and (tmp_path / "out" / name).is_file()
+        assert message in capsys.readouterr().out and (tmp_path / "out" / name).is_file()
     program = torch.export.load(tmp_path / "out/a.pt2").module()
     images = datasets.load("shapes", "test").images[:3]
     expected = simplicia.load(tmp_path / "run", "cpu").encode(images)
     assert torch.allclose(program(images.float() / 255), expected, atol=1e-5)
 
 
-def test_mistakes_are_told_and_leave_nothing(tmp_path, monkeypatch):
+def test_errors_leave_no_files(tmp_path, monkeypatch):
     run = untrained(tmp_path)
-    for arguments, told in (
+    for arguments, message in (
         (("model.pth",), "ends in '.pth'; an export ends in .safetensors, .pt2, .onnx"),
         (("a.safetensors", "sem"), "can hold the encoder's weights only; layer 'sem' takes .pt2 or .onnx"),
         (("a.pt2", "quantised"), "has no layer 'quantised'"),
         (("a.pt2", "codes", 0.5), "layer 'codes' takes none"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             run.export(tmp_path / arguments[0], *arguments[1:])
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     with pytest.raises(UserError, match=r"pip install 'simplicia\[onnx\]'"):

@@ -64,7 +64,7 @@ def run(arguments, folder, text=""):
     return process.stdout
 
 
-def test_the_commands_of_the_page(extended):
+def test_commands_of_the_page_run(extended):
     commands = [arguments[1:] for arguments in COMMANDS if arguments[0] == "simplicia"]
     commands = [[*arguments, *SMALLER.get(arguments[0], "").split()] for arguments in commands]
     output = run(["-c", SCRIPT], extended, json.dumps(commands))

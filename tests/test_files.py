@@ -1,4 +1,4 @@
-"""Atomic writes: complete or not there, and never through a planted link."""
+"""Atomic writes: complete or absent, and never through a symbolic link."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_names_of_temporary_files_differ_and_a_link_is_not_followed(tmp_path, monkeypatch):
+def test_temporary_files_have_unique_names_and_symbolic_links_are_not_followed(tmp_path, monkeypatch):
     path, victim = tmp_path / "a.json", tmp_path / "victim"
     names = []
     for _ in range(2):

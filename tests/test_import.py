@@ -11,12 +11,12 @@ def output(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_command_line_is_there_before_torch_is():
-    """So that Ctrl-C is answered in a line from the start."""
+def test_the_command_line_starts_before_importing_torch():
+    """So that Ctrl-C prints one line from the start."""
     code = "import sys, simplicia.cli; print('torch' in sys.modules, simplicia.simplicial.__module__)"
     assert output(code).split() == ["False", "simplicia.sem"]
 
 
-def test_importing_simplicia_brings_no_heavy_library():
+def test_importing_simplicia_imports_no_heavy_library():
     show = f"import sys; print([m for m in {HEAVY} if m in sys.modules])"
     assert output(f"import torch; {show}") == output(f"from simplicia import *; {show}")

@@ -300,7 +300,7 @@ def test_compiles_without_a_graph_break(name):
         (lambda: build("byol")(views()[:1]), "takes 2"),
     ],
 )
-def test_bad_input_is_one_sentence(call, words):
+def test_bad_input_raises_one_line_errors(call, words):
     with pytest.raises(ValueError, match=words) as error:
         call()
     assert "\n" not in str(error.value)

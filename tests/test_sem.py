@@ -244,7 +244,7 @@ def test_exports():
         (lambda: SimplicialEmbedding(12, 4, 3, embedder="identity", blocks=2), "blocks=1"),
     ],
 )
-def test_bad_input_is_one_sentence(call, words):
+def test_bad_input_raises_one_line_errors(call, words):
     with pytest.raises(ValueError, match=re.escape(words)) as error:
         call()
     assert "\n" not in str(error.value)

@@ -45,13 +45,13 @@ def test_a_run_of_0_1_encodes(run_dir):
 
 def test_results_of_0_1_compare(run_dir, capsys):
     assert main(["compare", str(run_dir), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    measured = {(row["protocol"], row["layer"]): row["cells"][0]["accuracy"] for row in found["rows"]}
+    table = json.loads(capsys.readouterr().out)
+    measured = {(row["protocol"], row["layer"]): row["cells"][0]["accuracy"] for row in table["rows"]}
     assert measured["weighted kNN", "codes"] == pytest.approx(
         json.loads((run_dir / "results/knn-codes.json").read_text())["accuracy"]
     )
     assert ("linear probe", "sem") in measured
-    assert any(row["online"] for row in found["rows"])
+    assert any(row["online"] for row in table["rows"])
 
 
 def test_an_analysis_of_0_1_becomes_a_report(run_dir):

@@ -1,4 +1,4 @@
-"""The atlas: counts one by one, mutual information as scikit-learn has it, dead and duplicate vertices."""
+"""The atlas: counts one by one, mutual information against scikit-learn, dead and duplicate vertices."""
 
 import pytest
 import torch
@@ -36,9 +36,9 @@ def test_counts_one_by_one(random):
     assert torch.equal(atlas.table, expected) and torch.equal(atlas.fired, expected.sum(-1))
 
 
-def test_mutual_information_is_scikit_learns(random):
+def test_mutual_information_matches_scikit_learn(random):
     codes, labels = random
-    codes[:, 0] = labels  # one simplex that knows the class
+    codes[:, 0] = labels  # one simplex encodes the class
     atlas = fill(codes, labels)
     simplex, vertex = atlas.simplex_information(), atlas.vertex_information()
     for i in range(L):
@@ -52,9 +52,9 @@ def test_mutual_information_is_scikit_learns(random):
     assert atlas.ranked(3)[0][0] in (0, 1, 2)  # a vertex of simplex 0
 
 
-def test_dead_constant_and_duplicate_ones():
+def test_dead_vertices_and_constant_or_duplicate_simplices():
     codes = torch.tensor(
-        [  # simplex 1 is 0 with other names, 2 differs from them in one image, 3 and 4 never change
+        [  # 1 is a permuted copy of simplex 0, 2 differs in one image, 3 and 4 are constant
             [0, 2, 0, 1, 1],
             [1, 0, 1, 1, 1],
             [0, 2, 0, 1, 1],
@@ -71,7 +71,7 @@ def test_dead_constant_and_duplicate_ones():
     assert summary["duplicate_vertices"] == 3
 
 
-def test_no_class_fills_the_list():
+def test_no_class_dominates_the_ranking():
     # twelve simplices whose vertex 1 fires on class 0 alone, and one for each of the five other classes
     labels = torch.arange(60) % 6
     columns = [labels == 0] * 12 + [labels == c for c in range(1, 6)]

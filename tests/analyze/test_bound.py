@@ -10,13 +10,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import simplicia
-from simplicia import cli
+from simplicia import SimplicialEmbedding, cli
 from simplicia.analyze import expressivity, expressivity_base, expressivity_supremum
 from simplicia.analyze.bound import gap_term, lemma6, lemma6_largest_margin
+from simplicia.analyze.tradeoff import lipschitz, logistic, tradeoff
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
+from simplicia.run import Run
+from simplicia.settings import with_changes
+from simplicia.train import recipes
 
 VERTICES = st.integers(2, 40)
 TEMPERATURE = st.floats(-4, 3).map(lambda x: 10**x)
@@ -67,7 +72,7 @@ def test_the_supremum_is_the_largest_of_all_corners(vertices, temperature, margi
     ("vertices", "temperature", "margin"), [(3, 1.0, 0.1), (8, 0.3, 0.2), (13, 3.0, 0.5)]
 )
 def test_ascent_finds_the_supremum_and_no_more(vertices, temperature, margin):
-    """Gradient ascent over all allowed pairs, which knows nothing of corners."""
+    """Gradient ascent over all allowed pairs, without using corners."""
     torch.manual_seed(0)
     share_of_range = torch.rand(2, 100, vertices - 1, dtype=torch.float64, requires_grad=True)
     solver = torch.optim.Adam([share_of_range], lr=0.02)
@@ -98,7 +103,7 @@ def test_the_base_supremum_is_attained_and_ascent_finds_no_more(vertices, margin
     assert squared(q).max() <= expressivity_base(vertices, margin) * SLACK
 
 
-def test_the_bound_is_lemma_4_as_it_is_printed():
+def test_the_bound_matches_lemma_4_as_printed():
     def printed(v, tau, delta):
         one = 1 / (1 + (v - 1) * math.exp(-2 / tau)) - 1 / (1 + (v - 1) * math.exp(-delta / tau))
         low = 1 / (1 + math.exp(delta / tau) * (1 + (v - 2) * math.exp(-2 / tau)))
@@ -149,7 +154,7 @@ def test_extreme_settings_are_finite_and_grids_are_their_points():
     np.testing.assert_allclose(expressivity_base(np.array([2, 13]), 0.5), [4.5, 29.25])
 
 
-def test_the_gap_term_is_of_lemma_2():
+def test_the_gap_term_matches_lemma_2():
     assert gap_term(0.25, 100, lipschitz=3.0) == pytest.approx(15.0)
 
 
@@ -169,37 +174,33 @@ def test_arguments_out_of_range_are_refused(point, message):
 def images(count, seed):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 3
-    pictures = torch.randint(0, 120, (count, 3, 16, 16), generator=generator, dtype=torch.uint8)
-    pictures[torch.arange(count), labels] += 100  # a class is a colour
-    return ImageSet("colours", pictures, labels, ("red", "green", "blue"))
+    pixels = torch.randint(0, 120, (count, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    pixels[torch.arange(count), labels] += 100  # a class is a colour
+    return ImageSet("colours", pixels, labels, ("red", "green", "blue"))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of a few steps on a few images."""
-    from PIL import Image
-
     root = tmp_path_factory.mktemp("bound")
     source = images(60, 0)
-    for i, picture in enumerate(source.images):
+    for i, image in enumerate(source.images):
         path = root / "data" / source.classes[source.labels[i]] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture.permute(1, 2, 0).numpy()).save(path)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
     small = {"data": str(root / "data"), "encoder": "tiny", "stem": "small", "epochs": 1, "batch_size": 16}
     heads = {"sem.simplices": 8, "sem.vertices": 5, "image_size": 16, "options": {"hidden": 32, "out": 16}}
     return simplicia.pretrain("byol-sem", out=root / "run", quiet=True, **small, **heads)
 
 
 def test_on_a_run_measured_is_below_supremum_is_below_bound(run):
-    from simplicia.analyze.tradeoff import tradeoff
-
     train = images(90, 1)
     result = tradeoff(run, train, images(60, 2), temperatures=(0.1, 1.0))
     assert [row["temperature"] for row in result["rows"]] == [None, 0.1, 1.0]
     for row in result["rows"]:
         assert 0 < row["measured"] <= row["supremum"] * 1.00001 <= row["bound"] * 1.0001
         assert row["test_loss"] - row["train_loss"] <= row["term"]
-    # the same another way: all simplices of all images at once
+    # compute the same from all simplices of all images
     z = run.encode(train.images, "embedder").unflatten(-1, (8, 5))
     assert result["scale"] == pytest.approx(z.abs().max().item(), rel=1e-5)
     top = z.topk(2).values
@@ -212,11 +213,9 @@ def test_on_a_run_measured_is_below_supremum_is_below_bound(run):
     assert 0.3 * every < result["rows"][2]["measured"] <= every * 1.0001  # a sample of the pairs
 
 
-def test_the_test_loss_is_of_images_from_everywhere(run):
-    from simplicia.analyze.tradeoff import tradeoff
-
+def test_the_test_loss_samples_all_test_images(run):
     test = images(60, 2)
-    test.labels[:30] = (test.labels[:30] + 1) % 3  # wrong: its loss is another than the second half's
+    test.labels[:30] = (test.labels[:30] + 1) % 3  # wrong labels: another loss than the second half's
     halves = [
         dataclasses.replace(test, images=test.images[p], labels=test.labels[p])
         for p in (slice(30), slice(30, 60))
@@ -229,22 +228,14 @@ def test_the_test_loss_is_of_images_from_everywhere(run):
 
 
 def test_one_vertex_has_no_margin(tmp_path):
-    from simplicia.analyze.tradeoff import tradeoff
-    from simplicia.run import Run
-    from simplicia.settings import with_changes
-    from simplicia.train import recipes
-
     recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 4, "sem.vertices": 1})
     alone = Run(tmp_path, recipe, recipe.build(), {"step": 0, "total_steps": 1})
     with pytest.raises(UserError, match="1 vertex"):
         tradeoff(alone, images(10, 1))
 
 
-def test_no_pair_of_points_changes_the_loss_faster_than_the_constant_says():
-    """With two classes it is attained: along the difference of their weights, far on the wrong side."""
-    from simplicia import SimplicialEmbedding
-    from simplicia.analyze.tradeoff import lipschitz, logistic
-
+def test_the_lipschitz_constant_of_the_loss_is_attained():
+    """Two classes attain it: along the difference of their weights, far on the wrong side."""
     sem = SimplicialEmbedding(3, simplices=2, vertices=2, norm=None).eval()
     features = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     labels = (features[:, 0] > 0).long()
@@ -258,10 +249,8 @@ def test_no_pair_of_points_changes_the_loss_faster_than_the_constant_says():
     assert (second - first).item() == pytest.approx(lipschitz(weight), rel=1e-3)
 
 
-def test_the_classifier_is_scikit_learns():
+def test_the_classifier_matches_scikit_learn():
     from sklearn.linear_model import LogisticRegression
-
-    from simplicia.analyze.tradeoff import logistic
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(80, 6, generator=generator)
@@ -273,7 +262,7 @@ def test_the_classifier_is_scikit_learns():
     assert loss == pytest.approx(-np.log(chances).mean(), rel=1e-3)
 
 
-def test_the_verb_prints_writes_and_draws(run, tmp_path, capsys):
+def test_command_prints_writes_and_draws(run, tmp_path, capsys):
     table, figure = tmp_path / "bound.json", tmp_path / "bound.svg"
     words = "bound --vertices 2 5 --margins 0.1 1.5 --temperatures 0.1 1"
     assert cli.main([*words.split(), "--json", str(table), "--figure", str(figure)]) == 0

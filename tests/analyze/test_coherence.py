@@ -1,4 +1,4 @@
-"""Coherence: answers worked out on paper, and a second implementation by sets."""
+"""Coherence: values worked out by hand, and an independent implementation with sets."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ TWO_PAIRS = [0, 0, 1, 1]  # classes 0 and 1 belong together, and so do 2 and 3
 
 
 def by_sets(weight, superclass, k):
-    """The metric once more, literally: the graph, its pruning, the neighbours and the mean as sets."""
+    """The metric's definition with sets: graph, pruning, neighbours and mean."""
     linked = []
     for row in weight:
         order = sorted(range(len(row)), key=lambda j: (-abs(row[j]), j))[:k]
@@ -28,23 +28,23 @@ def by_sets(weight, superclass, k):
     return sum(shares) / len(shares)
 
 
-def test_perfect():
+def test_perfect_coherence():
     # k = 1: classes 0 and 1 share feature 0, classes 2 and 3 share feature 1.
     # Each class has one neighbour, of its superclass: (1 + 1 + 1 + 1) / 4 = 1.
     assert coherence([[9, 1], [8, 2], [1, 7], [2, 9]], TWO_PAIRS, 1) == 1
 
 
-def test_none():
+def test_no_coherence():
     # k = 1: 0 and 2 share feature 0, 1 and 3 share feature 1; every neighbour is of the other superclass.
     assert coherence([[9, 1], [1, 8], [7, 1], [2, 9]], TWO_PAIRS, 1) == 0
 
 
-def test_mixed():
+def test_mixed_coherence():
     # k = 1: 0, 1 and 2 share feature 0; 3 has feature 1 alone, which is pruned.
     # 0: neighbours {1, 2}, 1/2. 1: {0, 2}, 1/2. 2: {0, 1}, 0. 3: none, 0. Mean: (1/2 + 1/2) / 4 = 1/4.
     weight = [[9, 1], [8, 2], [7, 1], [2, 9]]
     assert coherence(weight, TWO_PAIRS, 1) == 1 / 4
-    # k = 2: both features are everybody's, so each class has three neighbours, one of them its own: 1/3.
+    # k = 2: all classes have both features, so each class has three neighbours, one of them its own: 1/3.
     assert coherence(weight, TWO_PAIRS, 2) == pytest.approx(1 / 3)
 
 
@@ -85,7 +85,7 @@ def test_of_equal_magnitudes_the_lower_index_counts():
 
 
 @given(st.data())
-def test_it_is_the_metric_by_sets(data):
+def test_coherence_matches_the_implementation_with_sets(data):
     classes = data.draw(st.integers(2, 8))
     features = data.draw(st.integers(1, 12))
     few = st.integers(-3, 3)  # small integers: ties and zeros abound
@@ -101,12 +101,12 @@ def test_it_is_the_metric_by_sets(data):
         assert 0 <= curve[k - 1] <= 1
 
 
-def test_many_features_at_once():
+def test_a_curve_over_many_values_of_k():
     weight = torch.randn(100, 3000, generator=torch.Generator().manual_seed(0))
     superclass = torch.arange(100) // 5
     curve, isolated = coherence_curve(weight, superclass, 50)
     assert curve[19] == pytest.approx(by_sets(weight.tolist(), superclass.tolist(), 20))
-    assert isolated == sorted(isolated, reverse=True)  # more features never part classes
+    assert isolated == sorted(isolated, reverse=True)  # more features never separate classes
 
 
 def test_the_graph_keeps_all_classes_and_shared_features():

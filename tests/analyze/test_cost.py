@@ -1,4 +1,4 @@
-"""Costs: the paper's table, a network counted by hand, and the verb."""
+"""Costs: the paper's table, a network counted by hand, and the command."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from simplicia.train import recipes
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-def test_the_papers_table_is_met_in_all_six_rows():
+def test_all_six_rows_match_the_papers_table():
     rows = paper_table()
     assert len(rows) == len(PAPER) == 6
     for row in rows:
@@ -80,7 +80,7 @@ def test_memory_is_weights_and_two_tensors_of_each_activation():
 
 
 @pytest.mark.parametrize("recipe", ["cifar100-byol", "cifar100-byol-sem"])
-def test_the_memory_estimate_is_near_what_was_measured(recipe):
+def test_the_memory_estimate_is_near_the_measured_peak(recipe):
     rows = json.loads((RESULTS / "bench/step.json").read_text())
     row = next(row for row in rows if row["recipe"] == recipe and not row["changes"])
     images = 50_000 * 3 * 32 * 32
@@ -114,7 +114,7 @@ def test_a_vector_quantisers_distances_are_counted():
     assert counted.parts["bottleneck"].flops == 128 * 12 + 4 * 8 * 3
 
 
-def test_verb_writes_what_it_shows(tmp_path, capsys):
+def test_command_writes_the_numbers_it_prints(tmp_path, capsys):
     path = tmp_path / "deep/cost.json"
     assert main(["cost", "shapes-byol-sem", "--sem.vertices", "4", "--json", str(path)]) == 0
     (row,) = json.loads(path.read_text())["rows"]
@@ -123,14 +123,14 @@ def test_verb_writes_what_it_shows(tmp_path, capsys):
     assert f"{row['parameters'] / 1e6:.1f} M" in capsys.readouterr().out
 
 
-def test_verb_rebuilds_the_stored_table(tmp_path):
+def test_command_rebuilds_the_stored_table(tmp_path):
     assert main(["cost", "--paper", "--json", str(tmp_path / "cost.json")]) == 0
     new = json.loads((tmp_path / "cost.json").read_text())
     stored = json.loads((RESULTS / "cost.json").read_text())
     assert new["rows"] == stored["rows"]
 
 
-def test_the_pages_numbers_are_the_stored_ones():
+def test_the_page_shows_the_stored_numbers():
     page = (RESULTS.parent / "docs/cost.md").read_text()
     for row in json.loads((RESULTS / "cost.json").read_text())["rows"]:
         theirs, apart = row["paper"], row["deviation_percent"]
@@ -153,7 +153,7 @@ def test_the_pages_numbers_are_the_stored_ones():
         (["cifar100-byol", "--measure", "--device", "cpu"], "measured on a GPU"),
     ],
 )
-def test_mistakes_are_one_line(words, answer, capsys):
+def test_user_errors_are_one_line(words, answer, capsys):
     assert main(["cost", *words]) == 2
     error = capsys.readouterr().err
     assert answer in error and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Entropy histograms: streamed is direct, and the ends are where they belong."""
+"""Entropy histograms: streamed equals direct, and extreme values fall into the outer bins."""
 
 import math
 
@@ -10,7 +10,7 @@ from simplicia import entropy, simplicial
 from simplicia.analyze import entropy_histogram
 
 
-def test_streamed_is_direct():
+def test_streamed_histogram_equals_the_direct_one():
     p = simplicial(torch.randn(70, 12 * 5, generator=torch.Generator().manual_seed(0)), 5, 0.5)
     histogram = entropy_histogram(p.split(16), 5, bins=20)
     nats = entropy(p, 5).numpy()
@@ -28,13 +28,13 @@ def test_one_hot_is_in_the_first_bin_and_uniform_in_the_last():
     assert entropy_histogram([torch.ones(2, 3)], 1, 10)["mean"] == 0  # V = 1 has one point
 
 
-def test_nothing_has_no_entropy():
+def test_no_simplices_is_an_error():
     with pytest.raises(ValueError, match="no simplices"):
         entropy_histogram([], 4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-6, 0.01, 0.3, 1.0, 7.0])
-def test_single_precision_is_that_of_double(temperature):
+def test_single_precision_matches_double(temperature):
     logits = 30 * torch.randn(9, 26, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(
         simplicial(logits, 13, temperature),

@@ -1,4 +1,4 @@
-"""ICA: mixed sources come back, up to order and sign; impossible requests are errors."""
+"""ICA: mixed sources are recovered, up to order and sign; impossible requests are errors."""
 
 import pytest
 import torch
@@ -15,17 +15,17 @@ def mixed(samples=4000):
     return sources, sources @ torch.randn(3, 8, generator=generator) + 5
 
 
-def test_mixed_sources_come_back():
+def test_mixed_sources_are_recovered():
     sources, features = mixed()
     recovered, fitted = ica(features, 3, seed=0)
     assert fitted.converged and recovered.dtype == features.dtype
     both = torch.corrcoef(torch.cat([sources, recovered], 1).T)[:3, 3:].abs()
     assert both.max(1).values.min() > 0.98  # each source is one component …
-    assert sorted(both.argmax(1).tolist()) == [0, 1, 2]  # … and another one each time
+    assert sorted(both.argmax(1).tolist()) == [0, 1, 2]  # … and no component is used twice
     torch.testing.assert_close(recovered.T.cov(correction=0), torch.eye(3), atol=1e-2, rtol=0)  # whitened
 
 
-def test_the_transform_is_for_other_features_too():
+def test_the_transform_applies_to_new_features():
     _, features = mixed()
     recovered, fitted = ica(features[:3000], 3)
     torch.testing.assert_close(fitted(features[:3000]), recovered, rtol=1e-4, atol=1e-4)

@@ -31,7 +31,7 @@ def runs(tmp_path_factory):
     sem = simplicia.pretrain(
         "shapes-byol-sem", out=root / "sem", quiet=True, **SMALL, **{"sem.simplices": 12}
     )
-    # without SEM a fresh network will do: nothing that is asserted of it needs training
+    # the run without SEM needs no training
     recipe = with_changes(recipes.get("shapes-byol"), {"options": SMALL["options"]})
     (root / "base").mkdir()
     write_yaml(recipe, root / "base/recipe.yaml")
@@ -45,7 +45,7 @@ QUICK = ("--images", "300", "--fit-images", "500", "--device", "cpu")
 
 
 def strict(path):
-    """JSON as a browser takes it."""
+    """Parse JSON as strictly as a browser."""
 
     def refuse(word):
         raise ValueError(word)
@@ -115,12 +115,12 @@ def test_thumbnails_are_the_images(runs, analysed):
         str(i) for row in analysed[0]["retrieval"]["examples"] for i in [row["query"], *row["neighbours"]]
     }
     assert set(shown["images"]) == asked
-    for index, place in list(shown["images"].items())[::20]:
-        x, y, tile = place["x"], place["y"], shown["tile"]
-        pixels = sheets[place["sheet"]][y : y + tile, x : x + tile].astype(float)
+    for index, thumbnail in list(shown["images"].items())[::20]:
+        x, y, tile = thumbnail["x"], thumbnail["y"], shown["tile"]
+        pixels = sheets[thumbnail["sheet"]][y : y + tile, x : x + tile].astype(float)
         original = test.images[int(index)].permute(1, 2, 0).numpy().astype(float)
         assert abs(pixels - original).mean() < 12  # JPEG
-        assert place["label"] == int(test.labels[int(index)])
+        assert thumbnail["label"] == int(test.labels[int(index)])
 
 
 def test_a_run_without_sem_lacks_only_the_parts_of_sem(analysed):
@@ -136,7 +136,7 @@ def test_an_up_to_date_analysis_is_not_repeated(runs, analysed, capsys):
     runs[0].write_result("knn-sem", {"protocol": "kNN", "loss": float("nan"), "name": "</script>"})
     assert main(["analyze", str(runs[0].path), *QUICK]) == 0
     analysis = strict(path)
-    assert analysis["provenance"] == analysed[0]["provenance"]  # the same work, with the new result
+    assert analysis["provenance"] == analysed[0]["provenance"]  # the analysis is the same, the result is new
     result = {"protocol": "kNN", "loss": None, "name": "</script>"}
     assert result.items() <= analysis["results"]["knn-sem"].items()
     assert main(["analyze", str(runs[0].path), *QUICK, "--again"]) == 0
@@ -192,7 +192,7 @@ def test_a_page_of_other_images_keeps_the_options_of_their_analysis(runs, analys
     assert analysis["asked"]["images"] == 5
 
 
-def test_a_run_trained_without_softmax_has_no_temperature_of_its_own(tmp_path):
+def test_a_run_trained_without_softmax_has_no_training_temperature(tmp_path):
     changes = {"bottleneck": "embed", "sem.simplices": 6, "options": SMALL["options"]}
     recipe = with_changes(recipes.get("shapes-byol"), changes)
     state = {"step": 1, "total_steps": 1, "seconds": 1.0, "loss": 1.0, "mean": [0.5] * 3, "std": [0.2] * 3}
@@ -219,7 +219,7 @@ def test_class_names_with_markup_are_harmless(runs, tmp_path):
     assert sorted(analysis["data"]["classes"]) == sorted(names)
     assert analysis["coherence"]["curves"][0]["coherence"] is None  # a folder has no superclasses
     again = strict(folder / "analysis.json")
-    files = [place["file"] for place in again["thumbnails"]["images"].values()]
+    files = [thumbnail["file"] for thumbnail in again["thumbnails"]["images"].values()]
     assert files and all(file.endswith("<img onerror='x'>.png") for file in files)
     write_figures([Analysis.from_json(again)], tmp_path / "figures")
     assert "<script>" not in (tmp_path / "figures/graph-sem.svg").read_text()
@@ -227,11 +227,11 @@ def test_class_names_with_markup_are_harmless(runs, tmp_path):
 
 def test_an_analysis_is_repeated_when_its_folder_of_images_changes(runs, tmp_path, monkeypatch):
     """Another folder of the same name, or new files in the same folder."""
-    for place, names in (("A", ["a", "b"]), ("B", ["c", "d"])):
-        folder_of_images(tmp_path / place / "photos", names)
+    for parent, names in (("A", ["a", "b"]), ("B", ["c", "d"])):
+        folder_of_images(tmp_path / parent / "photos", names)
 
-    def classes(place):
-        monkeypatch.chdir(tmp_path / place)
+    def classes(parent):
+        monkeypatch.chdir(tmp_path / parent)
         analysis, _ = analyze(runs[0], data="photos", out=tmp_path / "out", quiet=True)
         return analysis["data"]["classes"], analysis["provenance"]
 
@@ -243,12 +243,12 @@ def test_an_analysis_is_repeated_when_its_folder_of_images_changes(runs, tmp_pat
 
 def test_an_analysis_is_repeated_when_files_of_a_named_set_change(runs, tmp_path):
     """Another data directory, or new files in it."""
-    for place, names in (("A", ["a", "b"]), ("B", ["c", "d"])):
+    for parent, names in (("A", ["a", "b"]), ("B", ["c", "d"])):
         for part in ("train", "val"):
-            folder_of_images(tmp_path / place / "imagenette2" / part, names)
+            folder_of_images(tmp_path / parent / "imagenette2" / part, names)
 
-    def analysed(place):
-        analysis, _ = analyze(runs[0], "imagenette", str(tmp_path / place), out=tmp_path / "out", quiet=True)
+    def analysed(parent):
+        analysis, _ = analyze(runs[0], "imagenette", str(tmp_path / parent), out=tmp_path / "out", quiet=True)
         return analysis["data"]["classes"], analysis["data"]["images"], analysis["provenance"]
 
     first, second = analysed("A"), analysed("B")
@@ -305,7 +305,7 @@ def test_images_without_labels(runs, tmp_path):
     assert strict(folder / "analysis.json")["entropy"]["curves"]
 
 
-def test_mistakes_exit_with_a_sentence(runs, tmp_path, capsys):
+def test_user_errors_exit_with_status_2_and_a_message(runs, tmp_path, capsys):
     assert main(["analyze", *[str(run.path) for run in runs], "--out", str(tmp_path)]) == 2
     assert "--out is for one run" in capsys.readouterr().err
     before = {path: path.stat().st_mtime_ns for path in runs[0].path.rglob("*")}
@@ -318,7 +318,7 @@ def test_mistakes_exit_with_a_sentence(runs, tmp_path, capsys):
     assert main(["analyze", str(tmp_path)]) == 2
 
 
-def test_torn_logs_and_odd_results_are_read(tmp_path):
+def test_truncated_logs_and_malformed_results_are_read(tmp_path):
     log = tmp_path / "log.jsonl"
     lines = [json.dumps({"step": i, "loss": i / 2, "effective_rank": 1.5}) for i in range(1000)]
     lines += [json.dumps({"step": i, "online_knn_accuracy": i}) for i in (5, 10)]
@@ -337,7 +337,7 @@ def test_torn_logs_and_odd_results_are_read(tmp_path):
     assert list(results) == ["good"] and results["good"]["temperature"] == 0.1
 
 
-def test_linear_classifiers_learn_whatever_the_scale_and_mean_of_a_layer():
+def test_linear_classifiers_do_not_depend_on_the_scale_and_mean_of_a_layer():
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(300) % 3
     x = 2 * torch.eye(5)[labels] + torch.randn(300, 5, generator=generator)

@@ -20,7 +20,7 @@ def sample(n, d, seed=0):
 
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (20, 20), (9, 9000), (9000, 3), (1, 4)])
-def test_it_is_the_dense_answer(shape):
+def test_spectrum_matches_the_dense_svd(shape):
     features = sample(*shape)
     values = spectrum(features)
     assert values.shape == (min(shape),) and (values.diff() <= 0).all()
@@ -33,20 +33,20 @@ def test_it_is_the_dense_answer(shape):
 
 def test_small_values_survive_32_bits():
     features = sample(200, 300).float()
-    features[:, 10:] = 0  # ten directions, and no eleventh
+    features[:, 10:] = 0  # rank 10
     values = spectrum(features)
     assert (values[:10] > 1e-3).all() and (values[10:] < 1e-12).all()
 
 
-def test_the_randomised_way_is_close():
+def test_the_randomised_method_is_close():
     features = sample(300, 400).float()
     torch.testing.assert_close(spectrum(features, top=20), spectrum(features)[:20], rtol=1e-3, atol=1e-6)
 
 
-def test_effective_rank_is_the_logs():
+def test_effective_rank_matches_the_training_log():
     features = sample(60, 30).float()
     assert effective_rank(spectrum(features)) == pytest.approx(monitor.effective_rank(features), rel=1e-4)
-    # four directions used alike are four
+    # four directions of equal variance have rank four
     square = torch.tensor([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
     assert effective_rank(spectrum(torch.block_diag(square, square))) == pytest.approx(4)
 
@@ -58,7 +58,7 @@ def test_wrong_input_raises():
         spectrum(torch.zeros(2, 5), top=3)
 
 
-def test_the_random_method_is_the_same_every_time_and_leaves_the_callers_numbers():
+def test_the_randomised_method_is_deterministic_and_keeps_the_callers_random_state():
     features = torch.randn(60, 90)
     torch.manual_seed(1)
     expected = torch.rand(2)

@@ -68,10 +68,10 @@ def test_trainings_are_timed_alone_and_together(tmp_path):
     words = ["shapes-simclr", "shapes-byol", "--seconds", "0.1", "--json", str(path)]
     done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads(path.read_text())
-    assert [row["recipe"] for row in found["rows"]] == words[:2] and found["mps"] is False
-    assert found["share"] == pytest.approx(
-        sum(row["images_per_s_beside"] / row["images_per_s_alone"] for row in found["rows"])
+    (result,) = json.loads(path.read_text())
+    assert [row["recipe"] for row in result["rows"]] == words[:2] and result["mps"] is False
+    assert result["share"] == pytest.approx(
+        sum(row["images_per_s_beside"] / row["images_per_s_alone"] for row in result["rows"])
     )
 
 
@@ -80,7 +80,7 @@ def test_a_library_is_timed_from_end_to_end_without_its_warm_up():
     assert script["WARM_UP"] == 5 and script["per_step"]([0, 90, 91, 190, 200, 202, 205, 212]) == 3
 
 
-def test_bench_refuses_a_recipe_where_there_is_none(capsys):
+def test_bench_refuses_unknown_engines_and_unused_recipes(capsys):
     assert cli.main(["bench", "sem", "shapes-byol"]) == 2
     assert "takes no recipe" in capsys.readouterr().err
     assert cli.main(["bench", "step", "--device", "cpu", "--engines", "captive"]) == 2

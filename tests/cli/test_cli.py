@@ -1,4 +1,4 @@
-"""The command line as users see it: tables, files, one line for a mistake, exit status 2."""
+"""The command line as users see it: tables, files, and one-line errors with exit status 2."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from PIL import Image
 import simplicia
 from simplicia import cli, methods
 from simplicia.cli.verbs import OutputFile, Verb
+from simplicia.data import datasets
 from simplicia.errors import UserError
 from simplicia.settings import Range
 
@@ -99,7 +100,7 @@ def fails(capsys, *words):
         ("recipes byoll", "'byol'"),
     ],
 )
-def test_mistakes_are_one_line_and_status_two(words, message, capsys, run, tmp_path, monkeypatch):
+def test_user_errors_are_one_line_with_exit_status_2(words, message, capsys, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
     errors = fails(capsys, *(str(run) if w == "RUN" else w for w in words.split()))
@@ -185,12 +186,12 @@ def test_probe_prints_a_table_and_writes_the_same_numbers(run, capsys, tmp_path)
     words = ["--epochs", "2", "--lrs", "0.1", "--l1", "0", "--temperatures", "0", "1"]
     assert cli.main(["probe", str(run), *words, "--json", str(tmp_path / "p.json")]) == 0
     out = capsys.readouterr().out
-    found = json.loads((tmp_path / "p.json").read_text())
-    assert (found["online"], found["layer"], found["protocol"]) == (False, "sem", "offline linear probe")
-    for row in found["per_temperature"]:
+    result = json.loads((tmp_path / "p.json").read_text())
+    assert (result["online"], result["layer"], result["protocol"]) == (False, "sem", "offline linear probe")
+    for row in result["per_temperature"]:
         assert f"{row['accuracy']:.1f}" in out
     assert "1,000 test images of shapes, 20 classes" in " ".join(out.split())
-    assert {"dataset", "encoder", "network", "seconds", "torch", "device", "standard_error"} <= found.keys()
+    assert {"dataset", "encoder", "network", "seconds", "torch", "device", "standard_error"} <= result.keys()
     assert cli.main(["knn", str(run), "--layer", "codes"]) == 0
     stored = json.loads((run / "results" / "knn-codes.json").read_text())
     assert stored["layer"] == "codes" and f"{stored['accuracy']:.1f}" in capsys.readouterr().out
@@ -271,8 +272,6 @@ def test_a_full_disk_keeps_the_old_json(tmp_path):
     "number, status, word", [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 )
 def test_a_signal_ends_a_command_with_one_line(number, status, word, tmp_path, monkeypatch, capsys):
-    from simplicia.data import datasets
-
     (tmp_path / "1.png").write_bytes(b"")
     monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets, "suitable_size", lambda files: os.kill(os.getpid(), number))
@@ -283,8 +282,8 @@ def test_a_signal_ends_a_command_with_one_line(number, status, word, tmp_path, m
 
 
 def test_an_output_folder_that_cannot_be_written(capsys):
-    place = "/proc/simplicia-run"  # not even root can write there
-    assert place in fails(capsys, "pretrain", "shapes-byol", "--out", place, "--quiet")
+    out = "/proc/simplicia-run"  # not even root can write there
+    assert out in fails(capsys, "pretrain", "shapes-byol", "--out", out, "--quiet")
 
 
 def test_steps_on_real_cifar100(capsys):

@@ -1,4 +1,4 @@
-"""The demo with few epochs: it shows what it promises, and training beats an untrained encoder by far."""
+"""The demo with few epochs: its outputs are complete, and training beats an untrained encoder by far."""
 
 import dataclasses
 import json
@@ -17,18 +17,18 @@ from simplicia.evaluate.probe import preset
 def test_the_demo_draws_and_measures(tmp_path, capsys):
     assert cli.main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "2"]) == 0
     out = capsys.readouterr().out
-    found = json.loads((tmp_path / "demo" / "demo.json").read_text())
+    result = json.loads((tmp_path / "demo" / "demo.json").read_text())
     order = [out.index(word) for word in ("simplices.png", "mean entropy", "linear probe")]
     assert order == sorted(order)
-    with Image.open(tmp_path / "demo" / "simplices.png") as picture:
-        assert picture.width > 500 and len(picture.getcolors(10**6) or []) > 1000
-    assert 0 < found["entropy"] < found["ln_vertices"]
-    assert [(row["model"], row["layer"]) for row in found["probes"]] == [
+    with Image.open(tmp_path / "demo" / "simplices.png") as image:
+        assert image.width > 500 and len(image.getcolors(10**6) or []) > 1000
+    assert 0 < result["entropy"] < result["ln_vertices"]
+    assert [(row["model"], row["layer"]) for row in result["probes"]] == [
         ("BYOL", "encoder"),
         ("BYOL + SEM", "encoder"),
         *[("BYOL + SEM", "sem")] * 3,
     ]
-    for row in found["probes"]:
+    for row in result["probes"]:
         assert f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}" in out
 
     trained = simplicia.load(tmp_path / "demo" / "shapes-byol")

@@ -62,7 +62,7 @@ def write_cifar100(root, train: bytes, meta: bytes | None = None):
 @pytest.mark.parametrize(
     "dump", [python2_pickle, python3_pickle, lambda value: pickle.dumps(value, protocol=3)]
 )
-def test_cifar100_written_by_python_2_and_3(tmp_path, dump, monkeypatch):
+def test_cifar100_pickled_by_python_2_and_3(tmp_path, dump, monkeypatch):
     monkeypatch.setenv("SIMPLICIA_DATA", str(write_cifar100(tmp_path, dump(GOOD), dump(META))))
     images = load("cifar100")
     assert (
@@ -71,7 +71,7 @@ def test_cifar100_written_by_python_2_and_3(tmp_path, dump, monkeypatch):
     assert images.labels.tolist() == FINE and images.labels.dtype == torch.int64
     assert images.classes == ("apple", "pear", "bus", "train")
     assert images.superclass.tolist() == [0, 0, 1, 1] and images.superclasses == ("fruit", "vehicles")
-    images.images.add_(1)  # the memory is ours
+    images.images.add_(1)  # the tensor is writable
 
 
 def test_python2_pickle_writes_valid_pickles():
@@ -104,7 +104,7 @@ def test_cifar10_concatenates_its_five_batches(tmp_path):
 
 
 class Calls:
-    """Becomes a call of anything."""
+    """Pickles as a call of any function."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -191,12 +191,14 @@ def test_hostile_pickles_would_run_in_pickle_loads(tmp_path, monkeypatch):
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_damaged_files_load_or_raise_a_user_error(tmp_path_factory, data):
-    """Never another exception, wherever the damage is; most of the places are not pixels."""
+    """No other exception for any damage; most of the changed bytes are not pixels."""
     small = {**GOOD, b"data": PIXELS[:1], b"fine_labels": [0], b"coarse_labels": [0]}
     content = bytearray(data.draw(st.sampled_from([python2_pickle, python3_pickle]))(small))
-    places = st.one_of(st.integers(0, 300), st.integers(-900, -1))
-    for place, byte in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=3)):
-        content[place] = byte
+    positions = st.one_of(st.integers(0, 300), st.integers(-900, -1))
+    for position, byte in data.draw(
+        st.lists(st.tuples(positions, st.integers(0, 255)), min_size=1, max_size=3)
+    ):
+        content[position] = byte
     folder = write_cifar100(tmp_path_factory.mktemp("cifar"), bytes(content))
     with contextlib.suppress(UserError):
         load("cifar100", data_dir=folder)

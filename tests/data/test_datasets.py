@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from simplicia import cli
 from simplicia.data import ImageSet, ReadOptions, dataset
 from simplicia.data.datasets import REGISTRY, decoded_size, has_files, held_out, load, names
 from simplicia.errors import UserError
@@ -31,8 +32,6 @@ def test_digits_hold_out_a_fifth_of_each_class():
 
 
 def test_a_registered_data_set_is_listed_and_loads(capsys):
-    from simplicia import cli
-
     grey, seen = ((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)), []
 
     @dataset("flat", "one grey", image_size=8, statistics=grey)
@@ -100,10 +99,12 @@ def test_held_out_takes_a_share_of_every_class():
     labels = np.array([0] * 50 + [1] * 9 + [2] * 2 + [3])
     mask = held_out(labels, 0.1)
     few = np.array([0, 1, 1, 2, 2, 2])
-    assert np.bincount(few[~held_out(few, 0.9)]).tolist() == [1, 1, 1]  # something of each class remains
+    assert np.bincount(few[~held_out(few, 0.9)]).tolist() == [1, 1, 1]  # an image of each class remains
     assert [mask[labels == c].sum() for c in range(4)] == [5, 1, 1, 0]
     assert (held_out(labels, 0.1) == mask).all()
-    assert (held_out(np.append(labels, [4] * 20), 0.1)[:-20] == mask).all()  # whatever else there is
+    assert (
+        held_out(np.append(labels, [4] * 20), 0.1)[:-20] == mask
+    ).all()  # does not depend on other classes
 
 
 def test_wrong_requests_raise_user_errors(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import simplicia
 from simplicia.data import datasets, decoding, image_files
 from simplicia.errors import UserError
 
@@ -195,8 +196,6 @@ def test_an_unwritable_or_full_cache_raises(photos, tmp_path, monkeypatch):
 
 
 def test_training_on_cached_images_repeats(photos, cache, tmp_path):
-    import simplicia
-
     small = {"epochs": 1, "batch_size": 4, "image_size": 16, "encoder": "tiny", "quiet": True}
     small |= {"stem": "small", "sem.simplices": 8, "options": {"hidden": 32, "out": 16}}
     losses = [

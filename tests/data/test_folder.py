@@ -15,7 +15,7 @@ from simplicia.data.datasets import load, validation
 from simplicia.errors import UserError
 
 
-def picture(path, colour=(200, 30, 90), size=(40, 40), mode="RGB", **options):
+def save_image(path, colour=(200, 30, 90), size=(40, 40), mode="RGB", **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).convert(mode).save(path, **options)
     return path
@@ -34,7 +34,7 @@ def empty_png(width, height) -> bytes:
 def test_class_folders_give_labels_and_a_held_out_test_split(tmp_path):
     for name, count in (("zebra", 20), ("ant", 30), ("Bee", 10)):
         for i in range(count):
-            picture(tmp_path / "set" / name / ("deep/er" if i % 2 else "") / f"{i:02}.png", (i, count, 0))
+            save_image(tmp_path / "set" / name / ("deep/er" if i % 2 else "") / f"{i:02}.png", (i, count, 0))
     (tmp_path / "set" / "empty").mkdir()
     train, test = load(tmp_path / "set"), load(str(tmp_path / "set"), "test")
     assert train.name == "set" and train.classes == test.classes == ("Bee", "ant", "zebra")
@@ -49,21 +49,21 @@ def test_class_folders_give_labels_and_a_held_out_test_split(tmp_path):
 
 def test_images_without_class_folders_have_no_labels_and_no_test_split(tmp_path):
     for name in ("b.PNG", "a.JpEg", "c.tiff", ".hidden.png", "notes.txt", ".cache/d.png"):
-        picture(tmp_path / name, format="JPEG" if name.startswith("a") else "PNG")
+        save_image(tmp_path / name, format="JPEG" if name.startswith("a") else "PNG")
     images = load(tmp_path)
     assert images.files == ("a.JpEg", "b.PNG", "c.tiff") and images.labels is None and images.classes == ()
     with pytest.raises(UserError, match="neither classes nor a test folder"):
         load(tmp_path, "test")
-    picture(tmp_path / "cats" / "d.png")  # mixed with folders: still without labels
+    save_image(tmp_path / "cats" / "d.png")  # mixed with folders: still without labels
     assert load(tmp_path).files[-1] == "cats/d.png" and load(tmp_path).labels is None
 
 
 @pytest.mark.parametrize("held", ["test", "val", "valid", "validation"])
 def test_split_folders_share_class_numbers(tmp_path, held):
     for name in ("a", "b", "c"):
-        picture(tmp_path / "train" / name / "1.png")
-    picture(tmp_path / held / "c" / "2.png")
-    picture(tmp_path / "annotations" / "3.png")
+        save_image(tmp_path / "train" / name / "1.png")
+    save_image(tmp_path / held / "c" / "2.png")
+    save_image(tmp_path / "annotations" / "3.png")
     train, test = load(tmp_path), load(tmp_path, "test")
     assert train.files == ("train/a/1.png", "train/b/1.png", "train/c/1.png")
     assert test.files == (f"{held}/c/2.png",)
@@ -74,7 +74,7 @@ def test_test_precedes_val_and_train_can_be_a_class(tmp_path):
     for path in ("both/train/x/1.png", "both/val/x/2.png", "both/test/x/3.png", "vehicles/train/1.png",
                  "vehicles/train/2.png", "vehicles/bus/3.png", "vehicles/bus/4.png",
                  "alone/train/x/1.png", "alone/train/x/2.png"):  # fmt: skip
-        picture(tmp_path / path)
+        save_image(tmp_path / path)
     assert load(tmp_path / "both", "test").files == ("test/x/3.png",)
     assert load(tmp_path / "vehicles").classes == ("bus", "train")
     assert load(tmp_path / "alone").classes == ("x",) and len(load(tmp_path / "alone", "test")) == 1
@@ -87,7 +87,7 @@ def test_split_names_match_in_any_case(tmp_path, names):
     train, test, val = names
     for name in names:
         for kind in "xy":
-            picture(tmp_path / name / kind / "1.png")
+            save_image(tmp_path / name / kind / "1.png")
     assert load(tmp_path).files == (f"{train}/x/1.png", f"{train}/y/1.png")
     assert load(tmp_path, "test").files == (f"{test}/x/1.png", f"{test}/y/1.png")
     assert validation(tmp_path).files == (f"{val}/x/1.png", f"{val}/y/1.png")
@@ -96,8 +96,8 @@ def test_split_names_match_in_any_case(tmp_path, names):
 def test_linked_splits_and_val_used_as_test_is_not_validation(tmp_path):
     for name in ("linked", "empty"):
         for split in ("train", "val"):
-            picture(tmp_path / name / split / "x" / f"{split}.png")
-    picture(tmp_path / "elsewhere" / "x" / "test.png")
+            save_image(tmp_path / name / split / "x" / f"{split}.png")
+    save_image(tmp_path / "elsewhere" / "x" / "test.png")
     (tmp_path / "linked" / "test").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "empty" / "test").mkdir()
     assert load(tmp_path / "linked", "test").files == ("test/x/test.png",)
@@ -108,8 +108,8 @@ def test_linked_splits_and_val_used_as_test_is_not_validation(tmp_path):
 
 def test_links_to_classes_are_followed_but_never_in_circles(tmp_path):
     for i in range(2):
-        picture(tmp_path / "elsewhere" / f"{i}.png")
-        picture(tmp_path / "set" / "a" / f"{i}.png")
+        save_image(tmp_path / "elsewhere" / f"{i}.png")
+        save_image(tmp_path / "set" / "a" / f"{i}.png")
     (tmp_path / "set" / "b").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "set" / "a" / "loop").symlink_to(tmp_path / "set")
     (tmp_path / "set" / "all").symlink_to(tmp_path / "set")
@@ -140,7 +140,7 @@ def test_run_directories_are_ignored_and_unsupported_formats_reported(tmp_path, 
 def test_a_folder_of_links_only(tmp_path):
     for name in "ab":
         for i in range(2):
-            picture(tmp_path / "whole" / name / f"{i}.png")
+            save_image(tmp_path / "whole" / name / f"{i}.png")
         (tmp_path / "part").mkdir(exist_ok=True)
         (tmp_path / "part" / name).symlink_to(tmp_path / "whole" / name)
     assert load(tmp_path / "part").classes == ("a", "b") and not load(tmp_path / "part").skipped
@@ -148,8 +148,8 @@ def test_a_folder_of_links_only(tmp_path):
 
 def test_a_registered_name_precedes_a_folder_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    picture(tmp_path / "digits" / "1.png")
-    picture(tmp_path / "mine" / "1.png")
+    save_image(tmp_path / "digits" / "1.png")
+    save_image(tmp_path / "mine" / "1.png")
     assert len(load("digits", "test")) > 300
     assert len(load("./digits")) == len(load("mine")) == 1
 
@@ -159,16 +159,16 @@ def test_a_registered_name_precedes_a_folder_of_that_name(tmp_path, monkeypatch)
 )
 def test_default_size_follows_the_median_image(tmp_path, side, size):
     for i in range(3):
-        picture(tmp_path / f"{i}.png", size=(side, side + 50))
-    picture(tmp_path / "odd.png", size=(9, 9))
+        save_image(tmp_path / f"{i}.png", size=(side, side + 50))
+    save_image(tmp_path / "odd.png", size=(9, 9))
     (tmp_path / "broken.png").write_bytes(b"")
     assert load(tmp_path).images.shape[1:] == (3, size, size)
     assert load(tmp_path, size=48).images.shape[1:] == (3, 48, 48)
 
 
 def test_unreadable_files_are_skipped_and_listed(tmp_path):
-    whole = picture(tmp_path / "whole.jpg", size=(300, 300)).read_bytes()
-    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    complete = save_image(tmp_path / "whole.jpg", size=(300, 300)).read_bytes()
+    (tmp_path / "cut.jpg").write_bytes(complete[: len(complete) // 2])
     (tmp_path / "empty.png").write_bytes(b"")
     (tmp_path / "text.gif").write_text("not an image")
     (tmp_path / "script.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n")
@@ -176,7 +176,7 @@ def test_unreadable_files_are_skipped_and_listed(tmp_path):
     (tmp_path / "large.png").write_bytes(empty_png(10_000, 10_000))
     calls = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's own, about the large one
+        warnings.simplefilter("ignore")  # Pillow warns about the large image
         images = load(tmp_path, progress=lambda *call: calls.append(call))
     assert images.files == ("whole.jpg",) and images.images.shape == (1, 3, 224, 224)
     assert [path for path, _ in images.skipped] == [
@@ -188,7 +188,7 @@ def test_unreadable_files_are_skipped_and_listed(tmp_path):
 
 def test_unreadable_images_do_not_shift_labels(tmp_path):
     for i in range(20):
-        picture(tmp_path / "ab"[i % 2] / f"{i:02}.png", (i % 2 * 100, 0, 0))
+        save_image(tmp_path / "ab"[i % 2] / f"{i:02}.png", (i % 2 * 100, 0, 0))
     for name in ("a/02.png", "b/07.png"):
         (tmp_path / name).write_bytes(b"broken")
     images = [load(tmp_path, split) for split in ("train", "test")]
@@ -207,7 +207,7 @@ def test_folders_without_readable_images_raise(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not stop this user")
 def test_folders_without_permission_are_listed_as_skipped(tmp_path):
-    picture(tmp_path / "open" / "a.png")
+    save_image(tmp_path / "open" / "a.png")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0)
     assert load(tmp_path).skipped[0][0] == "closed"
@@ -216,7 +216,7 @@ def test_folders_without_permission_are_listed_as_skipped(tmp_path):
 
 def test_an_interrupt_ends_loading(tmp_path):
     for i in range(50):
-        picture(tmp_path / f"{i}.png")
+        save_image(tmp_path / f"{i}.png")
 
     def stop(done, total):
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from simplicia.data import image_files
 from simplicia.data.datasets import load
@@ -17,7 +17,7 @@ def decode(path, size):
     return image_files.decode(path, size)[0]
 
 
-def picture(path, colour=(200, 30, 90), size=(40, 40), mode="RGB", **options):
+def save_image(path, colour=(200, 30, 90), size=(40, 40), mode="RGB", **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).convert(mode).save(path, **options)
     return path
@@ -32,7 +32,7 @@ def picture(path, colour=(200, 30, 90), size=(40, 40), mode="RGB", **options):
 )  # fmt: skip
 def test_every_mode_becomes_rgb(tmp_path, name, mode, expected):
     colour = (200, 30, 90) if expected else (255, 255, 255)
-    pixels = decode(picture(tmp_path / name, colour, mode=mode), 32).reshape(-1, 3).astype(int)
+    pixels = decode(save_image(tmp_path / name, colour, mode=mode), 32).reshape(-1, 3).astype(int)
     assert abs(pixels - (expected or colour)).max() <= 6
 
 
@@ -75,8 +75,6 @@ def test_16_bit_and_float_images_are_scaled_not_clipped(tmp_path):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(tmp_path, orientation, suffix):
     """Compare with Pillow: transpose the full image first."""
-    from PIL import ImageOps
-
     corners = np.zeros((48, 64, 3), np.uint8)
     corners[:24, :32], corners[:24, 32:], corners[24:, :32] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
     exif = Image.Exif()
@@ -99,7 +97,7 @@ def test_extreme_aspect_ratios_are_center_cropped(tmp_path):
     Image.fromarray(wide).save(tmp_path / "wide.png")
     assert (decode(tmp_path / "wide.png", 32) == 255).all()
     for size in ((1, 5000), (5000, 1), (1, 1), (2, 65000)):
-        assert (decode(picture(tmp_path / "line.jpg", (7, 7, 7), size=size), 224) == 7).all()
+        assert (decode(save_image(tmp_path / "line.jpg", (7, 7, 7), size=size), 224) == 7).all()
 
 
 def test_animations_give_their_first_frame(tmp_path):
@@ -143,7 +141,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 
 
 def test_threads_decode_a_bounded_number_of_pixels_together(tmp_path, monkeypatch):
-    paths = [picture(tmp_path / f"{i}.png", (7, 7, 7), size=(40, 30)) for i in range(8)]
+    paths = [save_image(tmp_path / f"{i}.png", (7, 7, 7), size=(40, 30)) for i in range(8)]
     monkeypatch.setattr(image_files, "MOST_PIXELS", 2500)  # two images
     decoding, most, real = [], [], image_files.to_square
 

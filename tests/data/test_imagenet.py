@@ -1,4 +1,4 @@
-"""ImageNet and Imagenette by name: folders of classes, where people keep them."""
+"""ImageNet and Imagenette by name, in the folders where people keep them."""
 
 import os
 from pathlib import Path
@@ -23,48 +23,48 @@ def draw(folder, count, level=100):
         Image.fromarray(noise.astype(np.uint8)).save(folder / f"{i}.JPEG")
 
 
-def lay(root):
+def draw_splits(root):
     for i, name in enumerate(CLASSES):
         draw(root / "train" / name, 4, 40 * i)
         draw(root / "val" / name, 2, 40 * i)
     return root
 
 
-@pytest.mark.parametrize("place", ["imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."])
-def test_folders_splits_classes_and_statistics(place, tmp_path):
-    lay(tmp_path / place)
+@pytest.mark.parametrize("subfolder", ["imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "."])
+def test_folders_splits_classes_and_statistics(subfolder, tmp_path):
+    draw_splits(tmp_path / subfolder)
     train, test = (datasets.load("imagenet", split, tmp_path, size=16) for split in ("train", "test"))
     assert (train.images.shape, test.images.shape) == ((12, 3, 16, 16), (6, 3, 16, 16))
     assert train.classes == test.classes == CLASSES and train.name == "imagenet"
     assert train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and test.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert train.statistics()[0] == MEAN and test.files[0] == f"val/{CLASSES[0]}/0.JPEG"
     assert datasets.part(train, torch.tensor([0, 5])).statistics()[0] == MEAN
-    assert datasets.validation("imagenet", tmp_path, 16) is None  # val is what is tested on
+    assert datasets.validation("imagenet", tmp_path, 16) is None  # val is the test split
 
 
-@pytest.mark.parametrize("place", ["test", "test/unknown"])
-def test_the_unlabelled_test_split_is_ignored(place, tmp_path):
-    lay(tmp_path / "imagenet")
-    draw(tmp_path / "imagenet" / place, 3)
+@pytest.mark.parametrize("subfolder", ["test", "test/unknown"])
+def test_the_unlabelled_test_split_is_ignored(subfolder, tmp_path):
+    draw_splits(tmp_path / "imagenet")
+    draw(tmp_path / "imagenet" / subfolder, 3)
     train, test = (datasets.load("imagenet", split, tmp_path, size=16) for split in ("train", "test"))
     assert train.classes == test.classes == CLASSES
     assert all(file.startswith("val/") for file in test.files)
 
 
 def test_a_labelled_val_precedes_an_unlabelled_test_folder(tmp_path):
-    lay(tmp_path / "mine")
+    draw_splits(tmp_path / "mine")
     draw(tmp_path / "mine" / "test", 3)
     test = datasets.load(str(tmp_path / "mine"), "test", size=16)
     assert len(test) == 6 and test.labels is not None and test.files[0].startswith("val/")
 
 
 def test_a_folder_called_imagenet_gets_its_own_statistics(tmp_path):
-    own = datasets.load(lay(tmp_path / "imagenet"), "train", size=16)
+    own = datasets.load(draw_splits(tmp_path / "imagenet"), "train", size=16)
     assert own.name == "imagenet" and own.statistics()[0] != MEAN
 
 
 def test_the_first_folder_wins_and_the_size_follows_the_images(tmp_path):
-    lay(tmp_path / "imagenette2-160")
+    draw_splits(tmp_path / "imagenette2-160")
     assert datasets.load("imagenette", "train", tmp_path).images.shape == (12, 3, 32, 32)
     draw(tmp_path / "imagenette2/train/a", 2)
     draw(tmp_path / "imagenette2/val/a", 1)
@@ -111,10 +111,10 @@ DATA = os.environ.get("SIMPLICIA_DATA")
 def test_published_lists_are_located_below_the_data_folder(tmp_path, monkeypatch):
     assert labelled_list(0.01, tmp_path) is None and labelled_list(0.01, None) is None
     (tmp_path / "imagenet_subsets").mkdir()
-    for place in (tmp_path / "10percent.txt", tmp_path / "imagenet_subsets/1percent.txt"):
-        place.write_text("a.png\n")
-        share = 0.1 if "10" in place.name else 0.01
-        assert labelled_list(share, tmp_path) == place
+    for path in (tmp_path / "10percent.txt", tmp_path / "imagenet_subsets/1percent.txt"):
+        path.write_text("a.png\n")
+        share = 0.1 if "10" in path.name else 0.01
+        assert labelled_list(share, tmp_path) == path
     monkeypatch.setenv("SIMPLICIA_DATA", str(tmp_path))
     assert labelled_list(0.1, None) == tmp_path / "10percent.txt"
 

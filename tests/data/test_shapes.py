@@ -40,7 +40,7 @@ def test_colour_and_brightness_do_not_reveal_the_class(train):
 
     mean = train.images.float().mean((2, 3))
     assert share(mean - mean.mean(1, keepdim=True)) < 0.1
-    assert share(mean.mean(1, keepdim=True)) < 0.3  # a larger figure is more ink
+    assert share(mean.mean(1, keepdim=True)) < 0.3  # a larger figure covers more pixels
 
 
 def test_every_figure_is_visible_in_greyscale():

@@ -1,4 +1,4 @@
-"""The sets for transfer, in miniature: as their authors lay them out, and as plain class folders."""
+"""Small transfer sets: in their authors' layouts, and as plain class folders."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from simplicia.data.datasets import load, validation
 from simplicia.errors import UserError
 
 
-def picture(path, level):
+def save_image(path, level):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.full((10, 12, 3), level, dtype=np.uint8)).save(path, quality=95)
 
@@ -28,7 +28,7 @@ def food(root):
         lines(root / f"food-101/meta/{split}.json", [json.dumps(content)])
         for level, entries in enumerate(content.values()):
             for entry in entries:
-                picture(root / f"food-101/images/{entry}.jpg", 100 * level)
+                save_image(root / f"food-101/images/{entry}.jpg", 100 * level)
     return {"train": [0, 0, 1, 1], "test": [0, 1]}, ("apple_pie", "waffles")
 
 
@@ -40,7 +40,7 @@ def sun(root):
     for name, entries in splits.items():
         lines(root / f"SUN397/{name}.txt", entries)
         for entry in entries:
-            picture(root / f"SUN397{entry}", 100 * ("barn" in entry))
+            save_image(root / f"SUN397{entry}", 100 * ("barn" in entry))
     return {"train": [0, 1], "test": [1]}, ("abbey", "barn/door")
 
 
@@ -49,14 +49,14 @@ def dtd(root):
         entries = [f"{name}/{name}_{i}.jpg" for name in ("banded", "woven")]
         lines(root / f"dtd/dtd/labels/{split}1.txt", entries)
         for level, entry in enumerate(entries):
-            picture(root / f"dtd/dtd/images/{entry}", 100 * level)
+            save_image(root / f"dtd/dtd/images/{entry}", 100 * level)
     return {"train": [0, 1], "val": [0, 1], "test": [0, 1]}, ("banded", "woven")
 
 
 def flowers(root):
     labels = np.array([[2, 1, 1, 2, 1, 2]])
     for i, label in enumerate(labels[0]):
-        picture(root / f"flowers-102/jpg/image_{i + 1:05d}.jpg", 100 * (label - 1))
+        save_image(root / f"flowers-102/jpg/image_{i + 1:05d}.jpg", 100 * (label - 1))
     savemat(root / "flowers-102/imagelabels.mat", {"labels": labels})
     splits = {"trnid": np.array([[1, 2]]), "valid": np.array([[4, 3]]), "tstid": np.array([[5, 6]])}
     savemat(root / "flowers-102/setid.mat", splits)
@@ -68,7 +68,7 @@ def pets(root):
         entries = [f"{name}_{i}" for name in ("Bengal", "great_pyrenees") for i in numbers]
         lines(root / f"oxford-iiit-pet/annotations/{split}.txt", [f"{entry} 1 1 1" for entry in entries])
         for entry in entries:
-            picture(root / f"oxford-iiit-pet/images/{entry}.jpg", 100 * ("great" in entry))
+            save_image(root / f"oxford-iiit-pet/images/{entry}.jpg", 100 * ("great" in entry))
     return {"train": [0, 0, 1, 1], "test": [0, 1]}, ("Bengal", "great_pyrenees")
 
 
@@ -108,7 +108,7 @@ def test_plain_class_folders(name, tmp_path, monkeypatch):
     home = tmp_path / SETS[name][0]
     for split in ("train", "val", "test"):
         for level, label in enumerate(("a", "b")):
-            picture(home / split / label / f"{split}.png", 100 * level)
+            save_image(home / split / label / f"{split}.png", 100 * level)
     monkeypatch.setenv("SIMPLICIA_DATA", str(tmp_path))
     for split in ("train", "val", "test"):
         images = read(name, split, None)
@@ -132,7 +132,7 @@ def test_missing_folders_and_lists_are_named(name, tmp_path, monkeypatch):
 
 def test_lists_cannot_name_files_outside_the_folder(tmp_path):
     pets(tmp_path)
-    picture(tmp_path / "secret_1.jpg", 7)
+    save_image(tmp_path / "secret_1.jpg", 7)
     lines(tmp_path / "oxford-iiit-pet/annotations/trainval.txt", ["../../secret_1 1 1 1"])
     with pytest.raises(UserError, match="is not below"):
         load("pets", "train", tmp_path)

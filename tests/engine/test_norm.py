@@ -262,7 +262,7 @@ def test_other_layouts_fall_back_to_pytorch():
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_method_trains_as_with_plain_layers(monkeypatch, compiled):
     """Heads, residuals, shortcuts and simplices, compiled to one graph, or eager with forked outputs."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its 10 bits would hide what is compared
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its 10 bits would hide differences
     torch.manual_seed(0)
     encoder = encoders.create("tiny")
     sem = bottlenecks.create("sem", encoder.out_features, simplices=16, vertices=5, temperature=0.5)

@@ -25,11 +25,11 @@ def _draw(folder, counts, size=24, colours=COLOURS, seed=0):
     rng = np.random.default_rng(seed)
     for split, count in counts.items():
         for name, colour in colours.items():
-            place = folder / split / name
-            place.mkdir(parents=True)
+            class_folder = folder / split / name
+            class_folder.mkdir(parents=True)
             for i in range(count):
                 pixels = np.clip(rng.normal(colour, 60, (size, size, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(place / f"{name}_{split}_{i}.png")
+                Image.fromarray(pixels).save(class_folder / f"{name}_{split}_{i}.png")
     return folder
 
 

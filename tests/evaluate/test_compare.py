@@ -18,14 +18,14 @@ SHORT = ["--epochs", "2", "--quiet"]
 
 def save(images, labels, folder):
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
-        place = folder / f"class{label}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(place / f"{i}.png")
+        class_folder = folder / f"class{label}"
+        class_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(class_folder / f"{i}.png")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A small set of one's own: 8 classes of the shapes, in train and test."""
+    """A small image folder: 8 classes of the shapes, in train and test."""
     path = tmp_path_factory.mktemp("data") / "figures"
     for split, count in (("train", 80), ("test", 40)):
         images = load("shapes", split)
@@ -169,7 +169,7 @@ def test_folders_with_the_same_name_have_different_files_and_rows(runs, folder, 
     shutil.copytree(runs / "byol", again)
     for file in (again / "results").iterdir():
         file.unlink()
-    paths = [draw(tmp_path / place / "figures", {"train": 4, "test": 2}) for place in "ab"]
+    paths = [draw(tmp_path / parent / "figures", {"train": 4, "test": 2}) for parent in "ab"]
     paths += [draw(tmp_path / name, {"train": 4, "test": 2}) for name in ("\u732b", "\u72ac")]
     for path in (folder, *paths):
         assert cli.main(["knn", str(again), "--data", str(path)]) == 0
@@ -215,7 +215,7 @@ def complaint(capsys, *words):
     return errors[0]
 
 
-def test_mistakes_are_one_line_and_status_two(runs, folder, tmp_path, capsys):
+def test_user_errors_are_one_line_with_exit_status_2(runs, folder, tmp_path, capsys):
     byol = runs / "byol"
     for words, message in (
         (("compare", tmp_path), "is not a run"),

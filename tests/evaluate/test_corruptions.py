@@ -21,7 +21,7 @@ def images():
 
 
 def at(images, size):
-    """Pictures of any size with detail at every scale, as photographs have it; colours of the images."""
+    """Images of any size with detail at every scale, as in photographs, in the colours of the given ones."""
     g, total = generator(), torch.zeros(len(images), 3, size, size)
     for octave in range(1, 7):
         noise = torch.rand(len(images), 3, 2**octave, 2**octave, generator=g)
@@ -35,7 +35,7 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_there_are_fifteen():
+def test_there_are_fifteen_corruptions():
     assert len(names()) == 15 and names()[0] == "gaussian_noise" and names()[-1] == "jpeg_compression"
 
 
@@ -111,7 +111,7 @@ def test_blurs_keep_a_uniform_image():
         torch.testing.assert_close(corrupt(flat, name, 5, generator()), flat, atol=1e-5, rtol=0)
 
 
-def test_gaussian_is_scipys():
+def test_gaussian_matches_scipy():
     from scipy.ndimage import gaussian_filter
 
     x = torch.rand(1, 2, 20, 24, generator=generator())
@@ -141,7 +141,7 @@ def test_jpeg_takes_any_size_and_quality(quality, height, width):
     assert result.shape == (2, 3, height, width) and result.min() >= 0 and result.max() <= 1
 
 
-def test_wrong_requests(images):
+def test_invalid_requests_raise(images):
     with pytest.raises(UserError, match="did you mean 'fog'"):
         corrupt(images, "fogg", 1)
     with pytest.raises(UserError, match="severity is 6"):

@@ -47,7 +47,7 @@ def test_command_prints_the_numbers_it_writes(small_run, colours, capsys, tmp_pa
     assert result["lr"] == best["lr"] and result["train_images"] == 48
 
 
-def test_the_papers_numbers_are_the_defaults():
+def test_defaults_match_the_paper():
     settings = FinetuneSettings()
     assert (settings.steps, settings.batch_size, settings.temperature) == (20_000, 256, 1.0)
     lrs = settings.lrs
@@ -150,7 +150,7 @@ def test_diverged_model_raises(run, sets):
         finetune(run, sets, "encoder", dataclasses.replace(QUICK, lrs=(1e30,)))
 
 
-def test_mistakes_are_one_line_and_status_two(small_run, plain_run, colours, draw, tmp_path, fails):
+def test_user_errors_are_one_line_with_exit_status_2(small_run, plain_run, colours, draw, tmp_path, fails):
     def message(*words, run=small_run):
         return fails("finetune", run, "--data", colours, *words)
 

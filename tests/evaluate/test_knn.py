@@ -1,4 +1,4 @@
-"""Nearest neighbours: votes against scikit-learn, any size of chunks, codes without their one-hots."""
+"""Nearest neighbours: votes against scikit-learn, any chunk size, codes without one-hot vectors."""
 
 import json
 
@@ -20,7 +20,7 @@ from simplicia.neighbours import cosine, nearest, overlap, vote
 
 
 @pytest.mark.parametrize("layer", ["encoder", "embedder", "sem", "codes"])
-def test_on_every_layer(run, sets, layer):
+def test_knn_on_every_layer(run, sets, layer):
     result = knn(run, *sets, layer, k=5)
     assert result["layer"] == layer and 5 < result["accuracy"] <= result["top5_accuracy"] <= 100
     assert result["temperature"] == {"sem": 1.0, "codes": 0.0}.get(layer)
@@ -71,11 +71,11 @@ def test_overlap_of_codes_is_the_cosine_of_their_one_hots(run, sets):
     by_codes = vote(codes[0], labels, codes[1], classes, k=10**6, similarity=overlap)
     torch.testing.assert_close(
         by_codes, vote(dense[0], labels, dense[1], classes, k=10**6)
-    )  # no place is shared
+    )  # all images vote: no ties
     similar, expected = overlap(codes[1], codes[0]), []
     for row in similar:
         last = row.sort(descending=True).values[19]
-        share = (20 - (row > last).sum()) / (row == last).sum()  # of the places that are left
+        share = (20 - (row > last).sum()) / (row == last).sum()  # ties share the remaining votes
         weights = ((row - row.max()) / 0.07).exp() * ((row > last) + share * (row == last))
         expected.append(torch.zeros(classes).scatter_add_(0, labels, weights))
     result = vote(codes[0], labels, codes[1], classes, similarity=overlap, chunk=64)
@@ -89,7 +89,7 @@ def test_the_order_of_images_does_not_matter(run, sets):
     orders = [torch.arange(len(train)), train.labels.argsort(), train.labels.argsort(descending=True)]
     result = [knn(run, part(train, order), test, "codes", k=7)["accuracy"] for order in orders]
     assert len(set(result)) == 1
-    bank = torch.tensor([[0, 0], [0, 1], [1, 0], [0, 2]])  # the first agrees in both, the others in one
+    bank = torch.tensor([[0, 0], [0, 1], [1, 0], [0, 2]])  # the first matches both simplices, the others one
     scores = vote(bank, torch.tensor([0, 1, 2, 2]), bank[:1], 3, k=2, temperature=1.0, similarity=overlap)
     weight = np.exp(-0.5)
     assert scores[0].tolist() == pytest.approx([1 + 0, weight * 1 / 3, weight * 2 / 3])

@@ -103,7 +103,7 @@ def test_two_classes_have_the_same_objective():
 
 @given(n=st.integers(2, 30), simplices=st.integers(1, 12), seed=st.integers(0, 99))
 @settings(max_examples=20)
-def test_codes_are_their_one_hot_matrix(n, simplices, seed):
+def test_codes_equal_their_one_hot_matrix(n, simplices, seed):
     g = torch.Generator().manual_seed(seed)
     drawn = torch.randint(VERTICES, (n, simplices), generator=g)
     matrix = Codes(drawn, VERTICES)
@@ -116,7 +116,7 @@ def test_codes_are_their_one_hot_matrix(n, simplices, seed):
     assert (matrix.sparse().toarray() == x.numpy()).all()
 
 
-def test_products_in_pieces_are_the_same(monkeypatch):
+def test_products_in_pieces_equal_full_products(monkeypatch):
     errors = torch.randn(60, 3, dtype=torch.float64)
     matrix, _ = SETS["wide codes"]()
     weight = torch.randn(matrix.shape[1], 3, dtype=torch.float64)

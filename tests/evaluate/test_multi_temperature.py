@@ -11,10 +11,10 @@ TEMPERATURES = (1e-6, 1e-4, 0.1, 1.0, 10.0, 0.0)
 
 
 @pytest.mark.kernels
-@pytest.mark.filterwarnings("ignore:invalid value encountered")  # what is masked
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # masked elements
 @pytest.mark.parametrize("shape", [(9, 7, 13), (3, 700, 13), (5, 5, 2), (2, 3, 64), (4, 4, 1), (2, 1, 2100)])
 @pytest.mark.parametrize("dtype", [torch.half, torch.float32])
-def test_the_kernel_against_the_softmax(shape, dtype):
+def test_the_kernel_matches_softmax(shape, dtype):
     from simplicia.evaluate.multi_temperature_kernel import at_once
 
     torch.manual_seed(0)

@@ -70,13 +70,13 @@ def test_grid_equals_probes_trained_one_by_one(run, sets, nesterov):
         for i, rates in enumerate(grid):
             single = alone(x, labels, rates, settings)
             columns = slice(20 * i, 20 * i + 20)
-            # where L1 holds a weight at 0 rounding decides its sign: up to a few last steps of it
+            # where L1 holds a weight at 0, rounding decides its sign: allow for a few steps
             close = 1e-5 + 20 * 0.01 * rates.lr * rates.l1
             torch.testing.assert_close(weight[t, :, columns].T, single.weight, rtol=1e-3, atol=close)
             torch.testing.assert_close(bias[t, 0, columns], single.bias, rtol=1e-3, atol=1e-5)
 
 
-def test_the_presets_are_the_papers():
+def test_presets_match_the_paper():
     cifar, imagenet = preset("cifar"), preset("imagenet")
     for settings in (cifar, imagenet):
         settings.validate()
@@ -120,7 +120,7 @@ def test_neither_choice_nor_weights_see_the_test_set(run, sets, monkeypatch):
 
 
 def test_held_out_images_are_not_trained_on_before_choosing(run, sets, monkeypatch):
-    """Wrong labels on the held-out images change what is measured on them, not what is measured with."""
+    """Wrong labels on the held-out images change their accuracy, not the probes that are compared."""
     images = sets[0]
     module = importlib.import_module("simplicia.evaluate.probe")
     held = module._hold_out(images, 0.1)
@@ -211,7 +211,7 @@ def test_products_of_16_bit_numbers_train_the_same_probes(run, sets, in_16_bits,
 
 
 @pytest.mark.parametrize("features", [80, 13 * 1024, 5003])
-def test_a_product_in_parts_is_the_product(features):
+def test_a_product_in_parts_equals_the_full_product(features):
     x, weight = torch.randn(2, 5, features).half(), torch.randn(2, features, 7).half()
     torch.testing.assert_close(sgd._product(x, weight), x.float() @ weight.float(), rtol=1e-4, atol=1e-4)
 
@@ -259,7 +259,7 @@ def test_codes_are_temperature_zero(run, sets):
     assert codes["temperature"] == 0.0
 
 
-def test_first_and_fifth_guess_against_sorting():
+def test_top1_and_top5_match_sorting():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 40, 6, generator=generator)
     weight, bias = torch.randn(3, 6, 2 * 9, generator=generator), torch.randn(3, 1, 18, generator=generator)
@@ -296,7 +296,7 @@ def test_views_depend_on_seed_and_epoch_cached_or_not(run, sets, monkeypatch):
         [source.training(s, e, some) for s, e in ((0, 0), (0, 1), (1, 0), (0, 0))]
         for source in (kept, recomputed)
     ]
-    assert torch.equal(torch.rand(3), expected)  # nobody else's random numbers moved
+    assert torch.equal(torch.rand(3), expected)  # the global random state is unchanged
     assert all(torch.equal(a, b) for a, b in zip(*views, strict=True))
     assert len(kept.views.cache) == 3 and len(recomputed.views.cache) == 1
     first, second, other_seed, again = views[0]
@@ -330,17 +330,17 @@ def test_augmented_views_and_the_target_network(run, sets):
     )
     assert augmented["views"] == "crop and flip" and plain["views"] == "none"
     assert target["network"] == "target" and plain["temperature_matrix"] is None
-    assert augmented["accuracy"] != plain["accuracy"] > target["accuracy"]  # which sees nothing
+    assert augmented["accuracy"] != plain["accuracy"] > target["accuracy"]  # its weights are zero
 
 
 def test_probe_separates_brightness(run):
-    """Images whose brightness is their class can be message apart by any encoder."""
+    """Any encoder can separate classes that differ in brightness."""
     labels = torch.arange(120) % 3
     images = (labels * 100)[:, None, None, None].expand(-1, 3, 32, 32).to(torch.uint8).contiguous()
     bright = ImageSet("bright", images, labels, classes=("dark", "grey", "light"))
     settings = ProbeSettings(lrs=(0.1,), l1=(0.0,), epochs=30, batch_size=32)
     result = probe(run, bright, bright, "encoder", settings)
-    assert result["accuracy"] == 100 and "top5_accuracy" not in result  # five guesses among three are no test
+    assert result["accuracy"] == 100 and "top5_accuracy" not in result  # there are only three classes
     assert knn(run, bright, bright, "encoder")["accuracy"] == 100
 
 
@@ -359,7 +359,7 @@ def test_probe_separates_brightness(run):
         ({"validation": 50.0}, "needs 51"),
     ],
 )
-def test_bad_settings_are_one_sentence(run, sets, change, words):
+def test_invalid_settings_raise_one_line_errors(run, sets, change, words):
     with pytest.raises(UserError, match=words):
         probe(run, *sets, "sem", dataclasses.replace(QUICK, **change))
 
@@ -384,7 +384,7 @@ def test_each_class_keeps_an_image_for_training(run):
     assert fit(run, pairs, "encoder", dataclasses.replace(QUICK, validation=0.9)).validation_images == 3
 
 
-def test_classes_that_do_not_match(run, sets):
+def test_classes_that_do_not_match_raise(run, sets):
     train_set, test = sets
     renamed = dataclasses.replace(test, classes=("oddity", *test.classes[1:]))
     with pytest.raises(UserError, match=r"do not match: .*oddity"):
@@ -437,7 +437,7 @@ def test_a_run_caches_the_features_of_few_sets(run, sets):
 
 
 @pytest.mark.parametrize("part", ["encoder", "bottleneck"])
-def test_features_that_are_not_finite(run, sets, part):
+def test_features_that_are_not_finite_raise(run, sets, part):
     broken = Run(run.path, run.recipe, copy.deepcopy(run.method), run.state)
     with torch.no_grad():
         next(getattr(broken.method.online, part).parameters()).fill_(torch.nan)

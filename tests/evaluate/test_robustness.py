@@ -1,4 +1,4 @@
-"""Robustness: every kind of test set in miniature, both probes, classes mapped by name, and mistakes."""
+"""Robustness: every kind of test set in miniature, both probes, classes mapped by name, and errors."""
 
 import dataclasses
 import io
@@ -177,9 +177,9 @@ def test_a_set_with_some_classes_is_classified_among_these(probe, run, sets, tmp
     images, labels = test.images, test.labels
     kept = labels != 0
     for i in kept.nonzero()[:, 0].tolist():
-        place = tmp_path / "sub" / test.classes[labels[i]]
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(images[i].permute(1, 2, 0).numpy()).save(place / f"{i}.png")
+        class_folder = tmp_path / "sub" / test.classes[labels[i]]
+        class_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(images[i].permute(1, 2, 0).numpy()).save(class_folder / f"{i}.png")
     result = OtherSet(tmp_path / "sub", test.classes, 16).measure(probe)
     scores = probe.scores(images[kept])[0, :, 1:]  # columns of green and red alone
     right = (scores.argmax(1) + 1 == labels[kept]).double().mean().item()
@@ -235,7 +235,7 @@ def test_the_probe_never_sees_a_test_set(run, sets, settings, tmp_path):
     assert honest["accuracy"] != other["accuracy"]
 
 
-def test_mistakes_are_one_line_and_status_two(small_run, colours, sets, draw, fails, tmp_path):
+def test_user_errors_are_one_line_with_exit_status_2(small_run, colours, sets, draw, fails, tmp_path):
     def message(*words):
         return fails("robustness", small_run, "--data", colours, *words)
 

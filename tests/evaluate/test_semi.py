@@ -1,4 +1,4 @@
-"""Semi-supervised learning: which labels are used, the command end to end, and mistakes."""
+"""Semi-supervised learning: which labels are used, the command end to end, and errors."""
 
 import dataclasses
 import importlib
@@ -39,7 +39,7 @@ def test_command_prints_the_numbers_it_writes(small_run, colours, capsys, tmp_pa
     result, said = json.loads(out.read_text()), capsys.readouterr().out
     assert f"{result['accuracy']:.1f} ±" in said and "not the paper's list" in result["labelled_list"]
     assert result["labelled_images"] == 12 and result["fraction"] == 0.25 and result["validation_images"] == 3
-    assert "top5_accuracy" not in result and result["train_images"] == 12  # five guesses of three classes
+    assert "top5_accuracy" not in result and result["train_images"] == 12  # there are only three classes
     assert [(row["lr"], row["epochs"]) for row in result["trials"]] == [(0.1, 1), (0.1, 2)]
     assert result["selected"] == {"epochs": result["epochs"]} and result["temperature"] == 1
     assert result["steps"] == result["epochs"]  # twelve images are one batch of eight
@@ -99,11 +99,15 @@ def test_other_settings_have_different_files_and_rows(small_run, colours, tmp_pa
     assert len(result) == 4 and {"lrs 0.1", "lrs 0.2"} < {w for r in result for w in r["variant"].split(", ")}
 
 
-def test_the_names_of_files(run):
-    """Old files of default settings are result by the names they have; and no name is too long for a disk."""
+def test_names_of_result_files(run):
+    """Results of default settings keep their old names, and no name is too long for a file system."""
     plain = {"layer": "sem", "temperature": 1.0, "selected": {}, "dataset": "colours", "network": "online"}
     plain["data"] = run.recipe.data
-    for settings in (SemiSettings(), FinetuneSettings(), TransferSettings()):  # seeds draw what is held out
+    for settings in (
+        SemiSettings(),
+        FinetuneSettings(),
+        TransferSettings(),
+    ):  # seeds choose the held-out images
         assert changed_settings(settings) == {} and changed_settings(
             dataclasses.replace(settings, seed=7)
         ) == {"seed": 7}
@@ -120,7 +124,7 @@ def test_the_names_of_files(run):
     )
 
 
-def test_the_papers_numbers_are_the_defaults():
+def test_defaults_match_the_paper():
     settings = SemiSettings()
     assert settings.batch_size == 224 and settings.epochs == (30, 50)
     assert set(settings.lrs) == {0.005, 0.01, 0.02, 0.05, 0.1} and settings.temperatures == (0.01, 0.1, 1.0)
@@ -176,7 +180,7 @@ def test_choosing_never_sees_the_test_set_nor_other_labels(run, sets):
     assert all(honest[key] == other[key] for key in keys) and len(honest["trials"]) == 4
 
 
-def test_mistakes(run, sets, small_run, colours, tmp_path, fails):
+def test_user_errors(run, sets, small_run, colours, tmp_path, fails):
     train, _ = sets
     message = lambda *words: fails("semi", small_run, "--data", colours, *words)  # noqa: E731
     assert "fraction is 1.5" in message("--fraction", 1.5)

@@ -11,7 +11,7 @@ import torch
 import simplicia
 from simplicia import cli
 from simplicia.errors import UserError
-from simplicia.evaluate.features import load_labelled
+from simplicia.evaluate.features import check_classes, load_labelled
 from simplicia.evaluate.finetune import finetune
 from simplicia.evaluate.logistic import Codes, Dense
 from simplicia.evaluate.transfer import TransferSettings, accuracies, choose, features, load_splits, transfer
@@ -46,7 +46,7 @@ def test_default_layer_without_sem_is_the_encoder(plain_run, colours):
     run = simplicia.load(plain_run, "cpu")
     result = transfer(run, load_splits(run, str(colours)), settings=FEW)
     assert result["layer"] == "encoder" and result["temperature"] is None
-    assert result["accuracy"] > 60  # colours are easily message apart
+    assert result["accuracy"] > 60  # colours are easy to separate
 
 
 @pytest.mark.parametrize("layer", ["encoder", "embedder", "sem", "codes"])
@@ -80,7 +80,7 @@ def test_the_chosen_regulariser_is_the_best_and_of_equals_the_strongest():
     assert len(fitted.weight) == 20 and fitted.converged
 
 
-def test_features_are_what_the_run_encodes(run, sets):
+def test_features_equal_run_encode(run, sets):
     images = sets.test.images
     codes = features(run, images, "codes")
     assert isinstance(codes, Codes) and codes.shape == (30, 8 * 13)
@@ -89,7 +89,7 @@ def test_features_are_what_the_run_encodes(run, sets):
     torch.testing.assert_close(sem.features.float(), run.encode(images, "sem", 0.5))
 
 
-def test_both_accuracies():
+def test_accuracy_and_mean_class_accuracy():
     guesses, labels = torch.tensor([0, 0, 0, 1, 2, 0]), torch.tensor([0, 0, 0, 0, 2, 2])
     result = accuracies(guesses, labels)
     assert result["accuracy"] == pytest.approx(100 * 4 / 6)
@@ -121,7 +121,7 @@ def test_named_sets_are_decoded_at_the_size_of_the_run(run, draw, tmp_path):
         assert {tuple(s.images.shape[1:]) for s in result} == {(3, 16, 16)}
 
 
-def test_mistakes_are_one_line_and_status_two(
+def test_user_errors_are_one_line_with_exit_status_2(
     small_run, plain_run, colours, draw, fails, tmp_path, monkeypatch
 ):
     monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
@@ -187,9 +187,6 @@ def test_every_temperature_and_setting_has_its_file(small_run, colours, tmp_path
 
 
 def test_classes_in_another_order_raise(run, sets):
-    from simplicia.errors import UserError
-    from simplicia.evaluate.features import check_classes
-
     turned = dataclasses.replace(sets.test, classes=sets.test.classes[::-1])
     with pytest.raises(UserError, match="the same names in another order"):
         check_classes(sets.train, turned)
@@ -208,8 +205,6 @@ def test_result_states_the_temperature_of_the_bottleneck(small_run, sets):
 
 
 def test_diverged_run_raises(small_run, colours):
-    from simplicia.errors import UserError
-
     run = simplicia.load(small_run, "cpu")
     with torch.no_grad():
         next(run.method.online.encoder.parameters()).fill_(torch.nan)

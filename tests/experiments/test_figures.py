@@ -88,8 +88,8 @@ SERIES = [e.name for e in EXPERIMENTS.values() if e.figure and not e.figure.fiel
 )  # whose cells have several rows
 def test_cell_names_give_distinct_positions(name):
     experiment = get(name)
-    places = [re.search(experiment.figure.cell, c.name) for c in experiment.cells]
-    points = {(m[1], c.name.replace(m[0], "")) for m, c in zip(places, experiment.cells, strict=True)}
+    matches = [re.search(experiment.figure.cell, c.name) for c in experiment.cells]
+    points = {(m[1], c.name.replace(m[0], "")) for m, c in zip(matches, experiment.cells, strict=True)}
     assert len(points) == len(experiment.cells)
 
 

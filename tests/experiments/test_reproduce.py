@@ -114,7 +114,7 @@ def test_transfer_semi_and_robustness(images, measured):
     (transfer,) = measure(measure="transfer", options={"to": "flowers102"})
     assert (transfer["dataset"], transfer["layer"], transfer["temperature"]) == ("flowers102", "codes", 0.0)
     assert transfer["pretrained_on"] == str(images) and transfer["accuracy"] > 100 / 3
-    (top1,) = measure(measure="semi", options={"fraction": 0.1})  # of three classes five guesses are all
+    (top1,) = measure(measure="semi", options={"fraction": 0.1})  # no top-5 among three classes
     assert (top1["cell"], top1["probe"]) == ("BYOL + SEM, top-1", "epochs 2")
     clean, corrupted = measure(measure="robustness")
     assert (clean["cell"], corrupted["cell"]) == ("BYOL + SEM, clean", "BYOL + SEM, corruptions")

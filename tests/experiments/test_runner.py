@@ -15,13 +15,14 @@ import pytest
 import torch
 from small_experiment import call
 
+from simplicia.analyze.study import Study
 from simplicia.errors import Failed, Unfinished, UserError
 from simplicia.evaluate.probe import PRESETS
 from simplicia.experiments import measures, store
 from simplicia.experiments.experiment import Cell, Experiment
 from simplicia.experiments.reproduce import Session, reproduce
 from simplicia.experiments.store import CellResult
-from simplicia.train import checkpoint, run_dir
+from simplicia.train import checkpoint, recipes, run_dir
 
 ENCODER = {"layer": "encoder"}
 
@@ -69,7 +70,7 @@ def test_measurement_that_does_not_fit_is_cut_off_and_skipped_later(own, monkeyp
     experiment, own.minutes, own.probe_minutes = Experiment("x", "", cells), 0.06, 0.0
     with pytest.raises(Unfinished):
         reproduce(experiment, own)
-    for _ in range(9):  # what comes after it is done by other commands, which do not begin it again
+    for _ in range(9):  # later commands run the remaining measurements and skip this one
         try:
             reproduce(experiment, own)
         except Unfinished:
@@ -123,10 +124,8 @@ def test_changed_settings_of_a_measurement_measure_again(own, monkeypatch):
 
 
 def test_run_with_other_settings_is_refused(own, monkeypatch):
-    from simplicia.train import recipes
-
     monkeypatch.setitem(recipes.DATA["own"], "stem_padding", 2)
-    monkeypatch.setitem(recipes.DATA["own"], "log_every", 7)  # how it is watched is no other run
+    monkeypatch.setitem(recipes.DATA["own"], "log_every", 7)  # logging settings do not make another run
     with pytest.raises(UserError, match=r"was trained with stem_padding 1, not 2; remove it") as error:
         reproduce(two_cells(1), own)
     assert "log_every" not in str(error.value)
@@ -283,8 +282,6 @@ def test_weights_stay_while_a_cell_needs_them(own, monkeypatch):
 
 
 def test_coherence_of_two_layers_is_one_analysis(own, monkeypatch):
-    from simplicia.analyze.study import Study
-
     count, original = [], Study.measure
     monkeypatch.setattr(Study, "measure", lambda self: count.append(1) or original(self))
     cells = [

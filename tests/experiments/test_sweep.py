@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import simplicia
 from simplicia import cli
@@ -43,14 +44,12 @@ SMALL = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Eighty-four noisy images of three classes; a fifth of them become its test split."""
-    from PIL import Image
-
     path, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for i in range(84):
-        picture = rng.integers(0, 200, (16, 16, 3))
-        picture[..., i % 3] += 55
+        pixels = rng.integers(0, 200, (16, 16, 3))
+        pixels[..., i % 3] += 55
         (path / CLASSES[i % 3]).mkdir(exist_ok=True)
-        Image.fromarray(picture.astype(np.uint8)).save(path / CLASSES[i % 3] / f"{i}.png")
+        Image.fromarray(pixels.astype(np.uint8)).save(path / CLASSES[i % 3] / f"{i}.png")
     return path
 
 

@@ -56,8 +56,8 @@ def unfounded(text, known):
     missing = []
     for word in set(NUMBER.findall(text)):
         mantissa, e, _ = word.replace(",", "").partition("e")
-        places = len(mantissa.partition(".")[2])
-        form = f".{places}e" if e else f".{places}f"
+        decimals = len(mantissa.partition(".")[2])
+        form = f".{decimals}e" if e else f".{decimals}f"
         if not any(f"{value:{form}}" == word.replace(",", "") for value in known):
             missing.append(word)
     return missing
@@ -235,7 +235,7 @@ def added_by_sem(rows):
             yield b["paper"] - a["paper"]
 
 
-def test_what_sem_adds():
+def test_table_of_accuracy_gained_by_sem():
     sem = {"cell": "BYOL + SEM", "paper": 73.9, "accuracy": 63.0}
     text = markdown(get("table1"), [row(), row(**sem), row(cell="MoCo"), row(**sem, epochs=100)])
     overview, added, *_ = text.split("\n\n**")

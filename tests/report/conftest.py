@@ -1,4 +1,4 @@
-"""Three small runs to make pages of: with SEM and probes, without SEM, and one looked at without labels."""
+"""Three small runs with reports: with SEM and probes, without SEM, and analysed without labels."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ CPU = ("--device", "cpu")
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
-    """Folders: "sem", "base", "unlabelled". All have been analysed, and have their page."""
+    """The folders of runs "sem", "base" and "unlabelled", analysed and with a report."""
     root = tmp_path_factory.mktemp("report")
     run = simplicia.pretrain(
         "shapes-byol-sem",
@@ -51,7 +51,7 @@ def runs(tmp_path_factory):
         ):
             log.write(json.dumps(line) + "\n")
 
-    # without SEM a fresh network will do
+    # the run without SEM needs no training
     recipe = with_changes(recipes.get("shapes-byol"), {"options": OPTIONS})
     (root / "base").mkdir()
     write_yaml(recipe, root / "base/recipe.yaml")
@@ -60,15 +60,15 @@ def runs(tmp_path_factory):
     checkpoint.save(root / "base/checkpoint", 1, tensors, state)
 
     shutil.copytree(root / "sem", root / "unlabelled")
-    pictures = root / "pictures"
-    pictures.mkdir()
+    image_folder = root / "pictures"
+    image_folder.mkdir()
     for i, image in enumerate(load("shapes", "test").images[:40]):
-        Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(pictures / f"<i>{i}'\"&.png")
+        Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(image_folder / f"<i>{i}'\"&.png")
     few = ("--images", "300", "--fit-images", "500")
-    found = {name: root / name for name in ("sem", "base", "unlabelled")}
+    folders = {name: root / name for name in ("sem", "base", "unlabelled")}
     assert main(["analyze", str(root / "sem"), str(root / "base"), *few, *CPU]) == 0
-    there = "--data", str(pictures), "--out", str(root / "unlabelled/analysis")
-    assert main(["analyze", str(root / "unlabelled"), *there, *few, *CPU]) == 0
-    for folder in found.values():
+    options = "--data", str(image_folder), "--out", str(root / "unlabelled/analysis")
+    assert main(["analyze", str(root / "unlabelled"), *options, *few, *CPU]) == 0
+    for folder in folders.values():
         assert main(["report", str(folder), *CPU]) == 0
-    return found
+    return folders

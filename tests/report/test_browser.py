@@ -1,4 +1,4 @@
-"""The page in a real browser: it reacts, asks for nothing, and takes names as text."""
+"""The page in a real browser: it is interactive, makes no requests, and shows names as text."""
 
 import json
 import os
@@ -24,51 +24,51 @@ def browser():
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
-        found = driver.chromium.launch(executable_path=BROWSER, args=root)
-        yield found
-        found.close()
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=root)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
 def visit(browser):
-    """Opens a page; at the end nothing was asked of the network, and nothing was complained of."""
-    complaints, contexts = [], []
+    """Open pages; afterwards, check for requests, dialogs, console messages and errors."""
+    problems, contexts = [], []
 
-    def opened(path, **options):
+    def open_page(path, **options):
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(8000)
         url = path.resolve().as_uri()
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: (problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on(
             "request",
             lambda r: (
-                complaints.append(f"request: {r.url[:80]}") if not r.url.startswith((url, "data:")) else None
+                problems.append(f"request: {r.url[:80]}") if not r.url.startswith((url, "data:")) else None
             ),
         )
         page.goto(url)
         return page
 
-    yield opened
+    yield open_page
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert problems == []
 
 
 def analysis(folder):
     return json.loads((folder / "analysis/analysis.json").read_text())
 
 
-def still(page):
-    """Waits until the graph's layout has come to rest."""
+def settled(page):
+    """Wait until the graph's layout has settled, and return the graph."""
     page.wait_for_selector(".panel:not([hidden]) .graph[data-still]")
     return page.locator(".panel:not([hidden]) .graph")
 
 
-def place(node):
+def center(node):
     box = node.locator("circle").bounding_box()
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
@@ -77,18 +77,18 @@ def values(locator):
     return [float(value) for value in locator.evaluate_all("all => all.map(e => e.dataset.value)")]
 
 
-def linked(found):
-    """A class of the graph shown first, its features, and the name of the class."""
-    graph = next(g for g in found["coherence"]["graphs"] if g["k"] == 5)
+def linked(stored):
+    """The index, features and name of a class in the first graph."""
+    graph = next(g for g in stored["coherence"]["graphs"] if g["k"] == 5)
     index = graph["edges"][0][0]
-    return index, {f for c, f, _ in graph["edges"] if c == index}, found["data"]["classes"][index]
+    return index, {f for c, f, _ in graph["edges"] if c == index}, stored["data"]["classes"][index]
 
 
 def test_the_graph_reacts_to_the_mouse(runs, visit):
-    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
-    graph = still(page)
-    index, features, name = linked(found)
-    first = next(g for g in found["coherence"]["graphs"] if g["k"] == 5)
+    page, stored = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+    graph = settled(page)
+    index, features, name = linked(stored)
+    first = next(g for g in stored["coherence"]["graphs"] if g["k"] == 5)
     edges = [(c, f) for c, f, _ in first["edges"]]
     node = graph.locator(f'[data-kind=class][data-index="{index}"]')
     graph.scroll_into_view_if_needed()
@@ -100,31 +100,31 @@ def test_the_graph_reacts_to_the_mouse(runs, visit):
     page.mouse.move(5, 5)
     assert graph.locator(".near").count() == 0
 
-    x, y = place(node)
+    x, y = center(node)
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x + 60, y + 40, steps=3)
     page.mouse.up()
-    moved = place(node)
+    moved = center(node)
     assert abs(moved[0] - x - 60) < 3 and abs(moved[1] - y - 40) < 3
     assert page.locator(".choice").inner_text() == ""  # dragging is not choosing
 
     node.locator("circle").click()
     assert page.locator(".choice").inner_text() == name
-    count = sum(any(c == index for c, _ in f["classes"]) for f in found["atlas"]["features"])
-    assert page.locator(".filter").inner_text().startswith(f"{count} of {len(found['atlas']['features'])} ")
+    count = sum(any(c == index for c, _ in f["classes"]) for f in stored["atlas"]["features"])
+    assert page.locator(".filter").inner_text().startswith(f"{count} of {len(stored['atlas']['features'])} ")
 
 
 def test_layers_and_k_choose_the_graph_and_its_components_are_listed(runs, visit):
-    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+    page, stored = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
     for layer, k in (("encoder", 3), ("sem", 10)):
         page.select_option(".layer", layer)
         page.select_option(".k", str(k))
-        wanted = next(g for g in found["coherence"]["graphs"] if (g["layer"], g["k"]) == (layer, k))
+        wanted = next(g for g in stored["coherence"]["graphs"] if (g["layer"], g["k"]) == (layer, k))
         nodes = {("class", c) for c, _, _ in wanted["edges"]} | {
             ("feature", f) for _, f, _ in wanted["edges"]
         }
-        assert still(page).locator(".node").count() == len(nodes)
+        assert settled(page).locator(".node").count() == len(nodes)
         listed = page.locator(".parts [data-class]").evaluate_all(
             "all => all.map(e => Number(e.dataset.class))"
         )
@@ -132,7 +132,7 @@ def test_layers_and_k_choose_the_graph_and_its_components_are_listed(runs, visit
         assert page.locator(".parts h4").count() == len(wanted["components"]) + bool(wanted["isolated"])
     # a feature of the encoder is not the simplices' feature of the same number
     page.select_option(".layer", "encoder")
-    node = still(page).locator(".node.feature").first
+    node = settled(page).locator(".node.feature").first
     node.dispatch_event("pointerdown", {"pointerId": 1})
     node.dispatch_event("pointerup", {"pointerId": 1})
     assert page.locator(".choice").inner_text().startswith("feature ") and page.locator(".card").count() == 0
@@ -140,11 +140,11 @@ def test_layers_and_k_choose_the_graph_and_its_components_are_listed(runs, visit
 
 
 def test_search_finds_a_class_and_its_features_and_their_images(runs, visit):
-    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
-    still(page)
-    rows = found["atlas"]["features"]
+    page, stored = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+    settled(page)
+    rows = stored["atlas"]["features"]
     index = rows[0]["classes"][0][0]
-    name = found["data"]["classes"][index]
+    name = stored["data"]["classes"][index]
     suggestions = page.locator(".search datalist option").evaluate_all("all => all.map(e => e.value)")
     assert name in suggestions
     page.fill("input[type=search]", "no such thing")
@@ -170,11 +170,11 @@ def test_search_finds_a_class_and_its_features_and_their_images(runs, visit):
     assert dialog.locator(".thumb").count() == len(feature["images"])
     assert values(dialog.locator(".shown [data-value]")) == feature["probabilities"]
     thumb = dialog.locator(".thumb").first
-    where = found["thumbnails"]["images"][str(feature["images"][0])]
+    where = stored["thumbnails"]["images"][str(feature["images"][0])]
     style = thumb.evaluate(
         "e => [getComputedStyle(e).backgroundPosition, getComputedStyle(e).backgroundImage.slice(0, 27)]"
     )
-    scale = 128 / found["thumbnails"]["tile"]
+    scale = 128 / stored["thumbnails"]["tile"]
     assert style == [f"{-where['x'] * scale:g}px {-where['y'] * scale:g}px", 'url("data:image/jpeg;base64']
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
@@ -191,8 +191,8 @@ def test_search_finds_a_class_and_its_features_and_their_images(runs, visit):
 
 
 def test_everything_works_with_the_keyboard(runs, visit):
-    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
-    graph = still(page)
+    page, stored = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+    graph = settled(page)
     graph.focus()
     page.keyboard.press("ArrowRight")
     first = page.locator(".choice").inner_text()
@@ -214,7 +214,7 @@ def test_everything_works_with_the_keyboard(runs, visit):
     chart = page.locator("[data-chart=training-loss]")
     chart.locator("> svg").focus()
     page.keyboard.press("End")
-    log = found["log"]["train"]
+    log = stored["log"]["train"]
     assert values(chart.locator(".readout [data-value]")) == [log["step"][-1], log["loss"][-1]]
     page.keyboard.press("ArrowLeft")
     assert values(chart.locator(".readout [data-value]")) == [log["step"][-2], log["loss"][-2]]
@@ -231,25 +231,25 @@ def test_everything_works_with_the_keyboard(runs, visit):
     assert dark != light == page.evaluate(background)
 
 
-def test_charts_read_out_what_is_pointed_at(runs, visit):
-    page, found = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
+def test_charts_show_the_values_under_the_mouse(runs, visit):
+    page, stored = visit(runs["sem"] / "report.html"), analysis(runs["sem"])
     chart = page.locator("[data-chart=retrieval-by_class]")
     chart.scroll_into_view_if_needed()
     box = chart.locator("> svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.14, box["y"] + box["height"] / 2)
-    first = [layer["by_class"][0] for layer in found["retrieval"]["layers"]]
+    first = [layer["by_class"][0] for layer in stored["retrieval"]["layers"]]
     assert values(chart.locator(".readout [data-value]")) == [1, *first]
 
 
-def test_a_phone_in_the_dark_needs_no_sideways_scrolling(runs, visit):
+def test_no_horizontal_scrolling_on_a_phone_in_dark_mode(runs, visit):
     page = visit(runs["sem"] / "report.html", viewport={"width": 390, "height": 800}, color_scheme="dark")
-    still(page)
+    settled(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     red, *_ = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert red < 64
 
 
-def test_on_paper_it_is_light_and_leaves_out_what_only_reacts(runs, visit):
+def test_print_is_light_and_hides_interactive_elements(runs, visit):
     page = visit(runs["sem"] / "report.html", color_scheme="dark")
     page.click("#theme")
     page.click("#theme")
@@ -265,18 +265,18 @@ def test_on_paper_it_is_light_and_leaves_out_what_only_reacts(runs, visit):
     )
 
 
-def test_reduced_motion_arranges_the_graph_without_moving_it(runs, visit):
+def test_reduced_motion_lays_out_the_graph_without_animation(runs, visit):
     page = visit(runs["sem"] / "report.html", reduced_motion="reduce")
-    graph = still(page)
+    graph = settled(page)
     first = graph.locator(".node").first
     where = first.get_attribute("transform")
     page.wait_for_timeout(100)
     assert first.get_attribute("transform") == where
 
 
-def test_runs_without_sem_or_labels_and_side_by_side(runs, visit, tmp_path):
+def test_pages_without_sem_without_labels_and_of_two_runs(runs, visit, tmp_path):
     page = visit(runs["base"] / "report.html")
-    assert still(page).locator(".class").count() > 0 and page.locator(".card").count() == 0
+    assert settled(page).locator(".class").count() > 0 and page.locator(".card").count() == 0
     page = visit(runs["unlabelled"] / "report.html")
     assert page.locator(".card").count() == 24 and page.locator(".graph").count() == 0
     examples = analysis(runs["unlabelled"])["retrieval"]["examples"]
@@ -287,32 +287,32 @@ def test_runs_without_sem_or_labels_and_side_by_side(runs, visit, tmp_path):
 
     pair = [(Analysis.from_json(analysis(runs[name])), runs[name] / "analysis") for name in ("sem", "base")]
     page = visit(write(pair, tmp_path / "compare.html"))
-    still(page)
+    settled(page)
     page.locator("[role=tab]").first.focus()
     page.keyboard.press("ArrowRight")
     assert page.locator(".panel:not([hidden])").get_attribute("data-run") == "1"
-    assert still(page).locator(".class").count() > 0
+    assert settled(page).locator(".class").count() > 0
     assert page.locator("[data-chart=spectrum] .legend li").count() == 4
 
 
-def test_names_that_look_like_markup_do_no_harm(runs, visit, tmp_path):
+def test_names_that_look_like_markup_are_shown_as_text(runs, visit, tmp_path):
     folder = tmp_path / "evil"
     shutil.copytree(runs["sem"] / "analysis", folder)
-    found = json.loads((folder / "analysis.json").read_text())
-    index, _, _ = linked(found)
-    found["data"]["classes"] = [EVIL, QUOTED, BREAKING, *found["data"]["classes"][3:]]
-    found["data"]["classes"][index] = EVIL
-    found["data"]["superclasses"][0] = BREAKING
-    found["run"]["name"] = found["run"]["folder"] = f"run {EVIL}"
-    found["run"]["recipe"]["data"] = QUOTED
-    found["notes"] = [EVIL, BREAKING, "a file called \udcff"]
-    found["results"] = {BREAKING: {"accuracy": 1.0, "protocol": EVIL, "layer": QUOTED}}
-    for curve in found["coherence"]["curves"]:
+    stored = json.loads((folder / "analysis.json").read_text())
+    index, _, _ = linked(stored)
+    stored["data"]["classes"] = [EVIL, QUOTED, BREAKING, *stored["data"]["classes"][3:]]
+    stored["data"]["classes"][index] = EVIL
+    stored["data"]["superclasses"][0] = BREAKING
+    stored["run"]["name"] = stored["run"]["folder"] = f"run {EVIL}"
+    stored["run"]["recipe"]["data"] = QUOTED
+    stored["notes"] = [EVIL, BREAKING, "a file called \udcff"]
+    stored["results"] = {BREAKING: {"accuracy": 1.0, "protocol": EVIL, "layer": QUOTED}}
+    for curve in stored["coherence"]["curves"]:
         curve["label"] = EVIL
-    for image in found["thumbnails"]["images"].values():
+    for image in stored["thumbnails"]["images"].values():
         image["file"] = BREAKING
-    page = visit(write([(Analysis.from_json(found), folder)], tmp_path / "evil.html"))
-    graph = still(page)
+    page = visit(write([(Analysis.from_json(stored), folder)], tmp_path / "evil.html"))
+    graph = settled(page)
     assert page.locator("h1").inner_text() == f"run {EVIL}"
     assert EVIL in page.locator("#warnings").inner_text()
     node = graph.locator(f'[data-kind=class][data-index="{index}"]')

@@ -1,4 +1,4 @@
-"""The page as text: its numbers are the analysis's, nothing in it can act, strangers' folders are safe."""
+"""The page as text: numbers equal the analysis, data is escaped, and untrusted folders are safe."""
 
 import json
 import math
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("report")
 
 
 class Tables(HTMLParser):
-    """{table's id: [(row's heading, [exact values, None where a cell has none])]}"""
+    """{table's id: [(row's heading, [exact values, None for a cell without one])]}"""
 
     def __init__(self, text):
         super().__init__()
@@ -57,7 +57,7 @@ def analysis(folder):
 
 
 def page_of(*pairs):
-    return page([(Analysis.from_json(found), folder) for found, folder in pairs])
+    return page([(Analysis.from_json(stored), folder) for stored, folder in pairs])
 
 
 def data_of(text):
@@ -65,8 +65,8 @@ def data_of(text):
 
 
 def test_tables_hold_the_exact_numbers(runs):
-    found, tables = analysis(runs["sem"]), Tables((runs["sem"] / "report.html").read_text())
-    results = found["results"]
+    stored, tables = analysis(runs["sem"]), Tables((runs["sem"] / "report.html").read_text())
+    results = stored["results"]
     offline = tables["offline"]
     assert offline["offline linear probe, sem, shapes"] == [results["probe-sem"]["accuracy"]]
     assert offline["offline linear probe, encoder, shapes"] == [results["probe-encoder"]["accuracy"]]
@@ -77,22 +77,22 @@ def test_tables_hold_the_exact_numbers(runs):
         f"{row['temperature']:g}": [row["accuracy"]] for row in results["probe-sem"]["per_temperature"]
     }
     assert len(expected) == 3 and tables["temperatures"] == expected
-    assert tables["ranks"] == {r["layer"]: [r["effective_rank"]] for r in found["spectrum"]["layers"]}
-    classifiers = {f"offline, {c['label']}": [c["test_accuracy"]] for c in found["coherence"]["curves"]}
+    assert tables["ranks"] == {r["layer"]: [r["effective_rank"]] for r in stored["spectrum"]["layers"]}
+    classifiers = {f"offline, {c['label']}": [c["test_accuracy"]] for c in stored["coherence"]["curves"]}
     assert tables["classifiers"] == classifiers
-    assert tables["simplices"]["dead vertices"] == [found["atlas"]["dead_vertices"]]
-    assert tables["cost"]["training"] == [found["run"]["seconds"]]
-    assert tables["settings"]["steps"] == [found["run"]["step"]]
+    assert tables["simplices"]["dead vertices"] == [stored["atlas"]["dead_vertices"]]
+    assert tables["cost"]["training"] == [stored["run"]["seconds"]]
+    assert tables["settings"]["steps"] == [stored["run"]["step"]]
 
 
 def test_charts_hold_the_exact_numbers(runs):
-    found, shown = analysis(runs["sem"]), data_of((runs["sem"] / "report.html").read_text())
+    stored, shown = analysis(runs["sem"]), data_of((runs["sem"] / "report.html").read_text())
     charts = {name: {s["name"]: s for s in c["series"]} for name, c in shown["charts"].items()}
     (loss,) = charts["training-loss"].values()
-    assert (loss["x"], loss["y"]) == (found["log"]["train"]["step"], found["log"]["train"]["loss"])
-    for curve in found["coherence"]["curves"]:
+    assert (loss["x"], loss["y"]) == (stored["log"]["train"]["step"], stored["log"]["train"]["loss"])
+    for curve in stored["coherence"]["curves"]:
         assert charts["coherence"][curve["label"]]["y"] == curve["coherence"]
-    for curve in found["entropy"]["curves"]:
+    for curve in stored["entropy"]["curves"]:
         line = next(
             s
             for name, s in charts["entropy"].items()
@@ -101,11 +101,11 @@ def test_charts_hold_the_exact_numbers(runs):
         assert [share * curve["count"] for share in line["y"]] == pytest.approx(
             [n for n in curve["counts"] if n]
         )
-    for layer in found["retrieval"]["layers"]:
+    for layer in stored["retrieval"]["layers"]:
         line = charts["retrieval-by_class"][layer["layer"]]
-        assert (line["x"], line["y"]) == (found["retrieval"]["k"], layer["by_class"])
-    assert shown["runs"][0]["atlas"]["features"] == found["atlas"]["features"]
-    assert shown["runs"][0]["coherence"]["graphs"] == found["coherence"]["graphs"]
+        assert (line["x"], line["y"]) == (stored["retrieval"]["k"], layer["by_class"])
+    assert shown["runs"][0]["atlas"]["features"] == stored["atlas"]["features"]
+    assert shown["runs"][0]["coherence"]["graphs"] == stored["coherence"]["graphs"]
 
 
 def test_two_runs_have_a_column_and_a_line_each(runs):
@@ -125,30 +125,30 @@ def test_two_runs_have_a_column_and_a_line_each(runs):
     assert text.count('role="tab"') == 2
 
 
-def test_runs_of_one_name_are_told_apart(runs):
+def test_runs_with_the_same_name_have_distinct_labels(runs):
     folder = runs["sem"] / "analysis"
-    found = analysis(runs["sem"])
-    twin = {**found, "run": {**found["run"], "folder": "other"}}
-    text = page_of((found, folder), (twin, folder))
+    stored = analysis(runs["sem"])
+    twin = {**stored, "run": {**stored["run"], "folder": "other"}}
+    text = page_of((stored, folder), (twin, folder))
     assert "shapes-byol-sem (sem)" in text and "shapes-byol-sem (other)" in text
-    assert "2. shapes-byol-sem (sem)" in page_of((found, folder), (found, folder))
+    assert "2. shapes-byol-sem (sem)" in page_of((stored, folder), (stored, folder))
 
 
-def test_the_page_names_no_folders_of_its_author(runs):
-    folder, found = runs["sem"] / "analysis", analysis(runs["sem"])
+def test_the_page_contains_no_paths_of_its_author(runs):
+    folder, stored = runs["sem"] / "analysis", analysis(runs["sem"])
     recipe = {
-        **found["run"]["recipe"],
+        **stored["run"]["recipe"],
         "data": "/home/lovelace/secret/birds",
         "data_dir": "/srv/lovelace/sets",
     }
     results = {"knn-sem": {"protocol": "kNN", "accuracy": 50.0, "data": recipe["data"], "pretrain_step": 1}}
-    text = page_of(({**found, "run": {**found["run"], "recipe": recipe}, "results": results}, folder))
+    text = page_of(({**stored, "run": {**stored["run"], "recipe": recipe}, "results": results}, folder))
     assert "lovelace" not in text and "secret" not in text
-    assert "of an earlier checkpoint, step 1" in text and found["run"]["step"] != 1
+    assert "of an earlier checkpoint, step 1" in text and stored["run"]["step"] != 1
     assert "&#34;data&#34;: &#34;birds&#34;" in text and "&#34;data_dir&#34;: &#34;sets&#34;" in text
 
 
-def test_what_does_not_apply_is_absent_and_said(runs):
+def test_sections_that_do_not_apply_are_replaced_by_a_note(runs):
     base = (runs["base"] / "report.html").read_text()
     assert 'id="entropy"' not in base and 'class="atlas"' not in base and "Without SEM" in base
     assert 'class="graph"' in base and "unfinished: step 1 of 9" in base
@@ -157,10 +157,10 @@ def test_what_does_not_apply_is_absent_and_said(runs):
     assert 'class="atlas"' in unlabelled and "have no labels" in unlabelled
 
 
-def test_nothing_leads_outside_and_nothing_of_the_data_is_markup(runs):
+def test_the_page_has_no_external_links_and_data_is_escaped(runs):
     text = (runs["unlabelled"] / "report.html").read_text()
     assert "&lt;b&gt;a test of warnings" in text and "<b>a test" not in text
-    assert "<i>" not in text and "\\u003ci\\u003e" in text  # the files' names
+    assert "<i>" not in text and "\\u003ci\\u003e" in text  # file names
     for target in re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]*)""", text):
         assert target.startswith(("#", "data:")), target
     assert "default-src 'none'" in text.replace("&#39;", "'")
@@ -171,13 +171,13 @@ nested = st.recursive(words | st.integers(), lambda x: st.lists(x) | st.dictiona
 
 
 @given(nested)
-def test_embedded_json_is_the_data_and_cannot_end_its_element(data):
+def test_embedded_json_equals_the_data_and_cannot_close_its_element(data):
     text = embedded(data)
     assert json.loads(text) == data
     assert not set(text) & set("<>&\u2028\u2029")
 
 
-def test_a_page_from_the_analysis_alone(runs, tmp_path, capsys):
+def test_report_from_an_analysis_without_its_run(runs, tmp_path, capsys):
     shutil.copytree(runs["sem"] / "analysis", tmp_path / "brought")
     assert main(["report", str(tmp_path / "brought")]) == 0
     assert (tmp_path / "brought/report.html").read_text() == (runs["sem"] / "report.html").read_text()
@@ -185,7 +185,7 @@ def test_a_page_from_the_analysis_alone(runs, tmp_path, capsys):
     assert "need the run" in capsys.readouterr().err
 
 
-def test_an_analysis_is_kept_while_it_fits_and_results_are_read_again(runs, tmp_path):
+def test_report_reuses_a_matching_analysis_and_rereads_results(runs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(runs["base"], run)
     before = analysis(run)
@@ -204,33 +204,33 @@ def test_an_analysis_is_kept_while_it_fits_and_results_are_read_again(runs, tmp_
 
 
 @pytest.mark.parametrize("name", ["../secret.jpg", "thumbnails-7.jpg", "thumbnails-8.jpg"])
-def test_a_strangers_analysis_gets_no_file_but_its_pictures(runs, tmp_path, name):
+def test_an_untrusted_analysis_cannot_embed_other_files(runs, tmp_path, name):
     secret = b"\xff\xd8\xff a secret"
     (tmp_path / "secret.jpg").write_bytes(secret)
     folder = tmp_path / "brought"
     shutil.copytree(runs["sem"] / "analysis", folder)
     (folder / "thumbnails-7.jpg").symlink_to(tmp_path / "secret.jpg")
     (folder / "thumbnails-8.jpg").write_bytes(b"<svg onload=alert(1)>")
-    found = json.loads((folder / "analysis.json").read_text())
-    found["thumbnails"]["sheets"][0]["file"] = name
-    text = page_of((found, folder))
+    stored = json.loads((folder / "analysis.json").read_text())
+    stored["thumbnails"]["sheets"][0]["file"] = name
+    text = page_of((stored, folder))
     assert "/9j/" not in text and "a sheet of images is missing" in text
     assert "base64," not in text
 
 
-def _places(value, path=()):
-    """Where something can be missing or of another kind, to a depth of four."""
+def _paths(value, path=()):
+    """Paths to values that can be missing or of another type, to a depth of four."""
     if len(path) < 4 and isinstance(value, dict | list):
         for key in list(value)[:12] if isinstance(value, dict) else range(min(1, len(value))):
             yield (*path, key)
-            yield from _places(value[key], (*path, key))
+            yield from _paths(value[key], (*path, key))
 
 
 @given(st.data())
-def test_a_damaged_analysis_gives_a_page_or_a_sentence(runs, data):
-    found = analysis(runs["sem"])
-    *above, last = data.draw(st.sampled_from(list(_places(found))))
-    within = found
+def test_a_damaged_analysis_gives_a_page_or_an_error(runs, data):
+    stored = analysis(runs["sem"])
+    *above, last = data.draw(st.sampled_from(list(_paths(stored))))
+    within = stored
     for key in above:
         within = within[key]
     wrong = data.draw(st.sampled_from(["missing", None, "<script>", [], {}, -1, float("nan"), 10**400]))
@@ -239,43 +239,43 @@ def test_a_damaged_analysis_gives_a_page_or_a_sentence(runs, data):
     else:
         within[last] = wrong
     try:
-        assert page_of((found, runs["sem"] / "analysis")).count("<script>") == 1  # its own
+        assert page_of((stored, runs["sem"] / "analysis")).count("<script>") == 1  # the page's own
     except ValueError as error:
         assert str(error)
 
 
-def test_mistakes_are_one_line(runs, tmp_path, capsys):
-    def told(*words):
+def test_user_errors_are_one_line(runs, tmp_path, capsys):
+    def error(*words):
         assert main(["report", *map(str, words)]) == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         return line
 
-    assert "neither a run" in told(tmp_path)
-    assert "neither a run" in told(tmp_path / "nowhere")
-    found = analysis(runs["sem"])
-    del found["spectrum"]
-    (tmp_path / "analysis.json").write_text(json.dumps(found))
-    assert "is incomplete: it lacks spectrum" in told(tmp_path)
-    assert "not the path of a file" in told(runs["sem"], "--out", tmp_path)
-    assert "its name must end in .html" in told(runs["sem"], "--out", tmp_path / "page.pdf")
+    assert "neither a run" in error(tmp_path)
+    assert "neither a run" in error(tmp_path / "nowhere")
+    stored = analysis(runs["sem"])
+    del stored["spectrum"]
+    (tmp_path / "analysis.json").write_text(json.dumps(stored))
+    assert "is incomplete: it lacks spectrum" in error(tmp_path)
+    assert "not the path of a file" in error(runs["sem"], "--out", tmp_path)
+    assert "its name must end in .html" in error(runs["sem"], "--out", tmp_path / "page.pdf")
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in told(runs["sem"] / "analysis", "--out", tmp_path / "file/page.html")
+    assert "cannot be written" in error(runs["sem"] / "analysis", "--out", tmp_path / "file/page.html")
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.booleans())
 def test_a_scale_keeps_order_and_bounds(values, log):
     scale = Scale(Axis(log=log), values, 64, 458)
-    places = [scale(value) for value in sorted(values)]
-    assert places == sorted(places)
-    assert all(64 <= place <= 458 for place in places)
+    positions = [scale(value) for value in sorted(values)]
+    assert positions == sorted(positions)
+    assert all(64 <= position <= 458 for position in positions)
     assert all(63.9 <= at <= 458.1 for at, _ in scale.ticks())
 
 
-def test_places_on_a_scale():
+def test_positions_on_a_scale():
     scale = Scale(Axis(log=True), [0.01, 1.0], 0, 200)
     assert [scale(v) for v in (0.01, 0.1, 1.0)] == [0, 100, 200]
     assert [text for _, text in scale.ticks()] == ["0.01", "0.1", "1"]
-    scale = Scale(Axis(log=True), [0.0, 0.1, 1.0], 0, 200)  # 0 a decade below the smallest
+    scale = Scale(Axis(log=True), [0.0, 0.1, 1.0], 0, 200)  # 0 is drawn a decade below the smallest value
     assert [scale(v) for v in (0.0, 0.1, 1.0)] == [0, 100, 200]
     assert [text for _, text in scale.ticks()] == ["0", "0.1", "1"]
     scale = Scale(Axis(), [0.0, math.log(13)], 0, 100)
@@ -283,7 +283,7 @@ def test_places_on_a_scale():
     assert [text for _, text in scale.ticks()] == ["0", "1", "2"]
 
 
-def test_what_the_page_needs_is_packaged():
+def test_files_of_the_page_are_packaged():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["simplicia"]
     folder = Path(simplicia.report.__file__).parent

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, strict when read, and survive a full disk."""
+"""Checkpoints are written atomically, read strictly, and survive a full disk."""
 
 import json
 import os
@@ -35,26 +35,26 @@ def test_round_trip_keeps_the_memory_format(tmp_path):
     assert two[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_the_last_two_are_kept(tmp_path):
+def test_the_last_two_checkpoints_are_kept(tmp_path):
     for step in (5, 10, 15):
         checkpoint.save(tmp_path, step, {"a": torch.ones(2)}, {})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000000010", "step-000000015"]
 
 
-def test_where_folders_cannot_be_opened_files_are_flushed(tmp_path, monkeypatch):
-    """As on Windows, where a descriptor that only reads cannot be flushed either."""
+def test_files_are_flushed_where_folders_cannot_be_opened(tmp_path, monkeypatch):
+    """As on Windows, where a read-only descriptor cannot be flushed either."""
     real, flushed = os.open, []
 
-    def opened(path, how, *rest):
+    def opened(path, flags, *rest):
         if Path(path).is_dir():
             raise PermissionError(13, "Permission denied", str(path))
-        flushed.append((Path(path).name, how))
-        return real(path, how, *rest)
+        flushed.append((Path(path).name, flags))
+        return real(path, flags, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", opened)
         checkpoint.save(tmp_path, 1, {"a": torch.ones(2)}, {})
-    assert {how for name, how in flushed} == {os.O_RDWR} and len(flushed) == 2
+    assert {flags for name, flags in flushed} == {os.O_RDWR} and len(flushed) == 2
     assert checkpoint.read(checkpoint.latest(tmp_path))[0]["a"].tolist() == [1, 1]
 
 
@@ -64,16 +64,16 @@ def test_leftovers_of_a_killed_process_are_ignored_and_removed_on_request(tmp_pa
     half.mkdir()
     (half / "tensors.safetensors").write_bytes(b"half")
     assert checkpoint.latest(tmp_path).name == "step-000000005"
-    checkpoint.Writer(tmp_path)  # of a process without the lock: another one may be writing
+    checkpoint.Writer(tmp_path)  # removes nothing: without the lock another process may be writing
     assert half.exists()
     checkpoint.remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
 
 
-def test_an_old_checkpoint_disappears_at_once(tmp_path, monkeypatch):
+def test_an_old_checkpoint_is_removed_atomically(tmp_path, monkeypatch):
     """A process killed while it removes files must not leave half a checkpoint under its name."""
     checkpoint.save(tmp_path, 5, {"a": torch.ones(2)}, {}, keep=1)
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **options: None)  # killed before it
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **options: None)  # killed before it deletes
     checkpoint.save(tmp_path, 6, {"a": torch.ones(2)}, {}, keep=1)
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-000000006"]
     monkeypatch.undo()
@@ -82,7 +82,7 @@ def test_an_old_checkpoint_disappears_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["truncate", "garbage", "state", "missing", "no tensors", "flipped bit"])
-def test_a_damaged_checkpoint_is_named_and_so_is_the_way_back(tmp_path, damage):
+def test_the_error_names_the_damaged_checkpoint_and_the_one_before(tmp_path, damage):
     for step in (5, 10):
         checkpoint.save(tmp_path, step, {"a": torch.ones(50)}, {})
     newest = checkpoint.latest(tmp_path)
@@ -114,7 +114,7 @@ def test_a_damaged_checkpoint_is_named_and_so_is_the_way_back(tmp_path, damage):
         (lambda t: t.update({"0.bias": torch.ones(4, dtype=torch.float64)}), "float64"),
     ],
 )
-def test_a_foreign_checkpoint_is_refused(tmp_path, change, words):
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, change, words):
     tensors = dict(model().state_dict())
     change(tensors)
     target = model()
@@ -129,7 +129,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_nothing_else(tmp_path):
     writer.save(5, {"a": torch.ones(10)}, {})
     writer.wait()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # a file cannot grow beyond this
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # limits the size of files
     try:
         writer.save(10, {"a": torch.ones(1_000_000)}, {})
         with pytest.raises(UserError, match=r"no checkpoint could be written.*step-000000005"):
@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_nothing_else(tmp_path):
     assert json.loads((tmp_path / "step-000000005" / "state.json").read_text())["step"] == 5
 
 
-def test_whatever_stops_a_checkpoint_is_told(tmp_path):
+def test_any_failure_to_write_a_checkpoint_is_an_error(tmp_path):
     writer = checkpoint.Writer(tmp_path)
     writer.save(5, {"a": torch.ones(10)}, {"note": Path("no JSON")})
     with pytest.raises(
@@ -150,7 +150,7 @@ def test_whatever_stops_a_checkpoint_is_told(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_copy_is_taken_at_once(tmp_path):
+def test_save_copies_tensors_immediately(tmp_path):
     writer, tensor = checkpoint.Writer(tmp_path), torch.ones(1000)
     writer.save(1, {"a": tensor}, {})
     tensor.zero_()
@@ -158,7 +158,7 @@ def test_the_copy_is_taken_at_once(tmp_path):
     assert (checkpoint.read(checkpoint.latest(tmp_path))[0]["a"] == 1).all()
 
 
-def test_the_slowest_write_is_known(tmp_path, monkeypatch):
+def test_writer_records_its_slowest_write(tmp_path, monkeypatch):
     writer, save = checkpoint.Writer(tmp_path), checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *arguments: (time.sleep(0.05), save(*arguments)))
     writer.save(1, {"x": torch.ones(3)}, {})

@@ -1,4 +1,4 @@
-"""The compiled step is the eager one, in one process and in several."""
+"""The compiled step matches the eager one, in one process and in several."""
 
 import json
 import os
@@ -21,16 +21,16 @@ SMALL = {"batch_size": 16, "sem.simplices": 8, "sem.vertices": 4, "options.hidde
 
 def losses(name, engine):
     recipe = with_changes(recipes.get(name), SMALL)
-    whole = datasets.load("shapes")
-    data = ImageSet("shapes", whole.images[:64], whole.labels[:64], whole.classes)
+    shapes = datasets.load("shapes")
+    data = ImageSet("shapes", shapes.images[:64], shapes.labels[:64], shapes.classes)
     torch.manual_seed(0)
     training = Trainer(recipe, data, devices.launch("cpu", 1, "32"), engine)
-    found = [training.step(i).loss.item() for i in range(4)]
-    return found, training
+    values = [training.step(i).loss.item() for i in range(4)]
+    return values, training
 
 
 @pytest.mark.parametrize("name", ["byol", "swav"])
-def test_compiled_steps_are_the_eager_ones(name, monkeypatch):
+def test_compiled_steps_match_eager_ones(name, monkeypatch):
     monkeypatch.setattr(step, "BACKEND", "aot_eager")
     eager, plain = losses(f"shapes-{name}-sem", "eager")
     fast, compiled = losses(f"shapes-{name}-sem", "compiled")
@@ -39,7 +39,7 @@ def test_compiled_steps_are_the_eager_ones(name, monkeypatch):
     assert list(compiled.step.tensors()) == list(plain.step.tensors())
 
 
-def test_one_process_compiles_for_more_models_than_torch_allows_for(monkeypatch):
+def test_the_compiled_step_lifts_torchs_recompile_limit(monkeypatch):
     monkeypatch.setattr(step, "BACKEND", "eager")
     double, triple = (
         torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
@@ -63,13 +63,13 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_two_processes_compiled_are_two_eager_ones(tmp_path):
-    """Whatever is compiled, what processes tell each other is not."""
+def test_two_compiled_processes_match_two_eager_ones(tmp_path):
+    """Communication between processes is not compiled."""
     for i, image in enumerate(datasets.load("shapes", "test").images[:32]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
     script = tmp_path / "two.py"
     script.write_text(TWO)
-    found = {}
+    logged = {}
     for engine in ("eager", "compiled"):
         out = tmp_path / "runs" / engine
         words = ["pretrain", "simclr-sem", "--out", out, "--engine", engine, "--processes", "2", "--quiet"]
@@ -81,6 +81,6 @@ def test_two_processes_compiled_are_two_eager_ones(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr[-2000:]
         lines = (out / "log.jsonl").read_text().splitlines()
-        found[engine] = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
-    assert len(found["eager"]) == 4
-    assert found["compiled"] == pytest.approx(found["eager"], rel=1e-3)
+        logged[engine] = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+    assert len(logged["eager"]) == 4
+    assert logged["compiled"] == pytest.approx(logged["eager"], rel=1e-3)

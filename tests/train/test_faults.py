@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from PIL import Image
 
 import simplicia
 from simplicia.errors import Interrupted, UserError
@@ -24,8 +25,6 @@ WORDS = "--encoder tiny --sem.simplices 8 --byol.hidden 32 --byol.out 16 --batch
 
 @pytest.fixture
 def photos(tmp_path):
-    from PIL import Image
-
     path = tmp_path / "photos"
     path.mkdir()
     for i, image in enumerate(simplicia.data.datasets.load("shapes", "test").images[:48]):
@@ -59,7 +58,7 @@ def change_state(run, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_exchanged_images_are_not_resumed_on(stopped, photos):
+def test_resuming_on_swapped_images_is_an_error(stopped, photos):
     shutil.move(photos / "000.png", photos / "tmp")
     shutil.move(photos / "001.png", photos / "000.png")
     shutil.move(photos / "tmp", photos / "001.png")  # same names, same colours
@@ -67,7 +66,7 @@ def test_exchanged_images_are_not_resumed_on(stopped, photos):
         resume(stopped)
 
 
-def test_renamed_images_are_not_resumed_on(stopped, photos):
+def test_resuming_on_renamed_images_is_an_error(stopped, photos):
     shutil.move(photos / "000.png", photos / "0000.png")  # same pixels, same order
     with pytest.raises(UserError, match="names or pixels differ"):
         resume(stopped)
@@ -98,7 +97,7 @@ def test_leftovers_are_removed_by_the_process_that_holds_the_lock(stopped):
     assert not half.exists()
 
 
-def test_a_planted_link_is_not_opened_as_a_lock(tmp_path):
+def test_a_symbolic_link_is_not_opened_as_a_lock(tmp_path):
     (tmp_path / ".lock").symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic link"):
         run_dir.lock(tmp_path)
@@ -123,7 +122,7 @@ def test_a_warning_is_logged_once_for_a_resumed_run(stopped, monkeypatch):
         ("options: " + "{a: " * 30_000, "more than 100000 characters"),
     ],
 )
-def test_a_recipe_that_grows_when_read_is_refused(tmp_path, text, message):
+def test_recipes_with_aliases_or_too_much_text_are_refused(tmp_path, text, message):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         read_yaml(tmp_path / "recipe.yaml")
@@ -147,7 +146,7 @@ def start(photos, out, *words):
 
 
 def peer_of(process):
-    """The process that a training of two started."""
+    """The second process of a training with two."""
     children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
     return int(children.stdout.split()[0])
 
@@ -155,7 +154,7 @@ def peer_of(process):
 FOREVER = ("--epochs", "100000", "--log-every", "5", "--quiet")
 
 
-def test_a_hangup_saves(photos, tmp_path):
+def test_a_hangup_saves_a_checkpoint(photos, tmp_path):
     process = start(photos, tmp_path / "run", *FOREVER)
     process.send_signal(signal.SIGHUP)
     _, errors = process.communicate(timeout=60)
@@ -165,7 +164,7 @@ def test_a_hangup_saves(photos, tmp_path):
 
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="pgrep finds the second process")
 @pytest.mark.parametrize("kind", ["killed", "stopped"])
-def test_a_process_whose_peer_is_gone_ends_with_a_sentence(photos, tmp_path, kind):
+def test_a_process_that_loses_its_peer_exits_with_an_error_message(photos, tmp_path, kind):
     process = start(photos, tmp_path / "run", *FOREVER, "--processes", "2", "--device", "cpu")
     peer = peer_of(process)
     try:
@@ -187,7 +186,7 @@ def test_a_process_whose_peer_is_gone_ends_with_a_sentence(photos, tmp_path, kin
         assert process.returncode == 128 + signal.SIGTERM and "did not answer for 15 s" in errors
 
 
-def test_the_watch_over_peers_ends_with_the_training():
+def test_peers_are_not_watched_after_training():
     code = """
 import os, signal, time
 from simplicia.train.hooks import ExitWithoutPeers

@@ -1,4 +1,4 @@
-"""Batches that go through the networks in parts: gradients are means, queues and centres miss nothing."""
+"""Gradient accumulation: gradients are means over micro-batches; queues and centres see every one."""
 
 import os
 import subprocess
@@ -32,50 +32,50 @@ SMALL = {
 
 
 def training(name, indices, batch_size, engine="eager", **changes):
-    """On the shapes of these numbers, in this order, without anything random."""
+    """A trainer on the shapes with these indices, in this order, without randomness."""
     recipe = with_changes(recipes.get(name), {**SMALL, "batch_size": batch_size, **changes})
-    whole = datasets.load("shapes")
-    # under a name whose mean and deviation are constants: those of a part would be its own
-    data = ImageSet("cifar100", whole.images[indices], whole.labels[indices], whole.classes)
+    shapes = datasets.load("shapes")
+    # a name with constant statistics: those computed from a subset would differ
+    data = ImageSet("cifar100", shapes.images[indices], shapes.labels[indices], shapes.classes)
     torch.manual_seed(0)
-    made = Trainer(
+    trainer = Trainer(
         recipe, data, devices.launch("cpu", 1, "32"), engine, lambda: datasets.load("shapes", "test")
     )
-    made.step.data.order, made.step.data.epoch = torch.arange(len(data)), 0
-    return made
+    trainer.step.data.order, trainer.step.data.epoch = torch.arange(len(data)), 0
+    return trainer
 
 
-def moved(made):
-    """How far the first step moves each trained weight."""
-    weights = {name: p for name, p in made.method.named_parameters() if p.requires_grad}
+def moved(trainer):
+    """The loss of the first step, and how far it moves each trained weight."""
+    weights = {name: p for name, p in trainer.method.named_parameters() if p.requires_grad}
     before = {name: p.detach().clone() for name, p in weights.items()}
-    loss = made.step(0).loss.item()
+    loss = trainer.step(0).loss.item()
     return loss, {name: p.detach() - before[name] for name, p in weights.items()}
 
 
 @pytest.mark.parametrize("name", ["byol", "byol-sem", "simclr-sem", "barlow", "vicreg-sem"])
-def test_a_step_is_the_mean_of_those_on_its_parts(name):
+def test_a_step_is_the_mean_over_its_micro_batches(name):
     name, sgd = f"shapes-{name}", {"optim.momentum": 0.0, "optim.weight_decay": 0.0}
     loss, step_ = moved(training(name, range(24), 24, micro_batch=8, **sgd))
-    # the rate is scaled with the batch, so that parts move a third as far by themselves
-    parts = [moved(training(name, range(i, i + 8), 8, **sgd)) for i in (0, 8, 16)]
-    assert loss == pytest.approx(sum(loss for loss, _ in parts) / 3, rel=1e-5)
-    for key, found in step_.items():
-        expected = sum(part[key] for _, part in parts)
-        assert torch.allclose(found, expected, rtol=1e-3, atol=1e-6), key
-    assert sum(found.abs().sum() for found in step_.values()) > 0.01
+    # the learning rate scales with the batch size: separate steps move a third as far
+    separate = [moved(training(name, range(i, i + 8), 8, **sgd)) for i in (0, 8, 16)]
+    assert loss == pytest.approx(sum(loss for loss, _ in separate) / 3, rel=1e-5)
+    for key, change in step_.items():
+        expected = sum(changes[key] for _, changes in separate)
+        assert torch.allclose(change, expected, rtol=1e-3, atol=1e-6), key
+    assert sum(change.abs().sum() for change in step_.values()) > 0.01
 
 
-def test_a_batch_in_one_part_is_the_batch():
-    whole, same, larger = (
+def test_a_single_micro_batch_equals_the_full_batch():
+    full, same, larger = (
         moved(training("shapes-byol-sem", range(16), 16, micro_batch=m)) for m in (0, 16, 64)
     )
-    parted = moved(training("shapes-byol-sem", range(16), 16, micro_batch=8))
-    for other, equal in ((same, True), (larger, True), (parted, False)):
-        assert all(torch.equal(whole[1][key], other[1][key]) for key in whole[1]) is equal
+    split = moved(training("shapes-byol-sem", range(16), 16, micro_batch=8))
+    for other, equal in ((same, True), (larger, True), (split, False)):
+        assert all(torch.equal(full[1][key], other[1][key]) for key in full[1]) is equal
 
 
-def test_queues_and_centres_take_up_each_part():
+def test_queues_and_centres_are_updated_by_each_micro_batch():
     moco = training("shapes-moco", range(24), 24, micro_batch=8, **{"options.queue": 32})
     keys = []
     moco.method.queue.push, push = lambda k: (keys.append(k), push(k)), moco.method.queue.push
@@ -84,8 +84,8 @@ def test_queues_and_centres_take_up_each_part():
     assert torch.equal(moco.method.queue.vectors[:, :24], torch.cat(keys, 1))
     centres = []
     dino = training("shapes-dino", range(24), 24, micro_batch=8)
-    take_up = dino.method.after_micro_batch
-    dino.method.after_micro_batch = lambda: (centres.append(dino.method.batch_center.clone()), take_up())
+    update = dino.method.after_micro_batch
+    dino.method.after_micro_batch = lambda: (centres.append(dino.method.batch_center.clone()), update())
     dino.step(0)
     expected = torch.zeros(())
     for centre in centres:
@@ -93,15 +93,15 @@ def test_queues_and_centres_take_up_each_part():
     assert len(centres) == 3 and torch.allclose(dino.method.center, expected, atol=1e-6)
 
 
-def test_online_probes_learn_from_every_part():
-    made = training("shapes-byol-sem", range(24), 24, micro_batch=8, online_every=1)
-    seen = []
-    made.step.probe.learn, learn = lambda o, i: (seen.append(i), learn(o, i)), made.step.probe.learn
-    made.step(0)
-    assert torch.equal(torch.cat(seen), torch.arange(24)) and len(seen) == 3
+def test_online_probes_learn_from_every_micro_batch():
+    trainer = training("shapes-byol-sem", range(24), 24, micro_batch=8, online_every=1)
+    indices = []
+    trainer.step.probe.learn, learn = lambda o, i: (indices.append(i), learn(o, i)), trainer.step.probe.learn
+    trainer.step(0)
+    assert torch.equal(torch.cat(indices), torch.arange(24)) and len(indices) == 3
 
 
-def test_compiled_parts_are_the_eager_ones(monkeypatch):
+def test_compiled_micro_batches_match_eager_ones(monkeypatch):
     monkeypatch.setattr(step, "BACKEND", "aot_eager")
     (plain, a), (fast, b) = (
         moved(training("shapes-byol-sem", range(16), 16, engine, micro_batch=8))
@@ -111,11 +111,11 @@ def test_compiled_parts_are_the_eager_ones(monkeypatch):
     assert all(torch.allclose(a[key], b[key], rtol=1e-3, atol=1e-6) for key in a)
 
 
-def test_parts_in_two_processes_are_parts_in_one(tmp_path):
-    """Four parts of four images each, one after the other or two and two: the same weights."""
+def test_micro_batches_in_two_processes_match_one_process(tmp_path):
+    """Four micro-batches of four images, in one process or two each in two: the same weights."""
     for i, image in enumerate(datasets.load("shapes", "test").images[:16]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
-    found = []
+    trained = []
     for processes, micro_batch in ((1, 4), (2, 8)):
         out = tmp_path / "runs" / str(processes)
         words = ["pretrain", "byol", "--out", out, "--processes", processes, "--quiet", "--data", tmp_path]
@@ -128,13 +128,13 @@ def test_parts_in_two_processes_are_parts_in_one(tmp_path):
             command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        found.append(simplicia.load(out).method)
-    one, two = ({k: p.detach() for k, p in m.named_parameters()} for m in found)
+        trained.append(simplicia.load(out).method)
+    one, two = ({k: p.detach() for k, p in m.named_parameters()} for m in trained)
     assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
 
 
 @pytest.mark.parametrize(
-    "changes, told",
+    "changes, message",
     [
         ({"micro_batch": 7}, "micro_batch_size is 7; batch_size, 500, must be a multiple of it"),
         ({"micro_batch": 1}, "micro_batch_size is 1; BatchNorm needs at least 2 images"),
@@ -143,13 +143,13 @@ def test_parts_in_two_processes_are_parts_in_one(tmp_path):
         ({"micro_batch": 50, "engine": "captured"}, "engine is 'captured', but "),
     ],
 )
-def test_parts_that_cannot_be_are_told(changes, told, tmp_path):
-    with pytest.raises(UserError, match=told):
+def test_invalid_micro_batch_sizes_are_errors(changes, message, tmp_path):
+    with pytest.raises(UserError, match=message):
         simplicia.pretrain("shapes-byol", out=tmp_path / "run", batch_size=500, quiet=True, **changes)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_batch_chosen_from_the_images_must_be_a_multiple_too(tmp_path):
+def test_an_automatic_batch_size_must_be_a_multiple_too(tmp_path):
     for i, image in enumerate(datasets.load("shapes", "test").images[:16]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
     with pytest.raises(UserError, match="micro_batch_size is 2; 4 processes need a multiple"):

@@ -1,4 +1,4 @@
-"""Online probes: classifiers at several temperatures that learn beside a method and leave it as it is."""
+"""Online probes: classifiers at several temperatures that train with a method and do not change it."""
 
 import dataclasses
 
@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from simplicia import cli
+from simplicia.data.augmentation import eval_view
 from simplicia.data.datasets import load
 from simplicia.sem import simplicial
 from simplicia.settings import with_changes
@@ -34,7 +35,7 @@ def batch(method, step):
     return method(views), indices
 
 
-def test_each_temperature_learns_as_if_alone():
+def test_each_temperature_trains_like_a_separate_probe():
     method, probe = make()
     weights = {k: (h.weight.clone(), h.bias.clone()) for k, h in probe.heads.items()}
     velocities = {k: [torch.zeros_like(p) for p in pair] for k, pair in weights.items()}
@@ -60,7 +61,7 @@ def test_each_temperature_learns_as_if_alone():
         torch.testing.assert_close(probe.heads[k].bias, bias)
 
 
-def test_the_method_is_left_as_it_is():
+def test_probes_do_not_change_the_method():
     method, probe = make()
     output, indices = batch(method, 0)
     before = {k: v.clone() for k, v in method.state_dict().items()}
@@ -73,27 +74,25 @@ def test_the_method_is_left_as_it_is():
 
 def test_accuracies_are_named_online_with_their_temperature():
     method, probe = make()
-    found = probe.measure()
+    accuracies = probe.measure()
     heads = ["encoder_accuracy", "sem_accuracy", "sem_accuracy@0", "sem_accuracy@0.1", "sem_accuracy@1"]
-    assert list(found) == [f"online_{head}" for head in (*heads, "knn_accuracy")]
+    assert list(accuracies) == [f"online_{head}" for head in (*heads, "knn_accuracy")]
     features = torch.cat([method.online.eval().encoder(probe_view(probe))])
     scores = probe.heads["sem@0.1"](method.online.bottleneck(features, 0.1))
-    right = (scores.argmax(1) == SETS[1].labels).double().mean().item()
-    assert found["online_sem_accuracy@0.1"] == pytest.approx(100 * right)
+    share = (scores.argmax(1) == SETS[1].labels).double().mean().item()
+    assert accuracies["online_sem_accuracy@0.1"] == pytest.approx(100 * share)
 
 
 def probe_view(probe):
-    from simplicia.data.augmentation import eval_view
-
     return eval_view(SETS[1].images, 32, *probe.statistics)
 
 
-def test_without_sem_there_is_the_encoder():
+def test_without_sem_only_the_encoder_is_probed():
     _, probe = make("shapes-byol")
     assert list(probe.heads) == ["encoder"]
 
 
-def test_a_checkpoint_brings_back_every_head():
+def test_a_checkpoint_restores_every_head():
     method, probe = make()
     probe.learn(*batch(method, 0))
     stored = {k: v.clone() for k, v in probe.tensors().items()}
@@ -106,14 +105,14 @@ def test_a_checkpoint_brings_back_every_head():
     assert all(torch.equal(v, other.tensors()[k]) for k, v in probe.tensors().items())
 
 
-def test_a_temperature_no_softmax_has(capsys):
+def test_a_negative_temperature_is_an_error(capsys):
     words = ["pretrain", "shapes-byol-sem", "--online-every", "1", "--online-temperatures", "-1", "--dry-run"]
     assert cli.main(words) == 2
     assert "online_temperatures is (-1.0,)" in capsys.readouterr().err
 
 
-def test_whole_pictures_are_compared_by_their_centre_squares():
-    """Kept squeezed to squares for training; what is measured is what `knn` measures."""
+def test_uncropped_images_are_probed_by_their_center_crops():
+    """Training stores them squeezed to squares; probes use the same center crops as `knn`."""
     method, probe = make()
     squeezed = dataclasses.replace(SETS[0], aspect_ratios=torch.full((80,), 2.0))
     _, other = make()

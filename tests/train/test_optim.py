@@ -1,4 +1,4 @@
-"""LARS and SGD against formulas written out, and the parameters they find."""
+"""LARS and SGD against explicit formulas, and their parameter groups."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def reference(p, grads, lr, momentum, decay, eta, trust):
 
 @pytest.mark.parametrize("trust", [True, False])
 @pytest.mark.parametrize("start", [1.0, 0.0])
-def test_lars_is_its_formula(trust, start):
+def test_lars_matches_its_formula(trust, start):
     torch.manual_seed(0)
     p = nn.Parameter(start * torch.randn(4, 3))
     first = p.detach().clone()
@@ -39,7 +39,7 @@ def test_lars_is_its_formula(trust, start):
     )
 
 
-def test_without_trust_it_is_torchs_sgd():
+def test_lars_without_trust_ratio_matches_torch_sgd():
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(torch.arange(6.0)) for _ in range(2))
     mine = LARS([{"params": [ours]}], torch.tensor(0.1), momentum=0.9, weight_decay=0.01, trust=False)
@@ -52,7 +52,7 @@ def test_without_trust_it_is_torchs_sgd():
     torch.testing.assert_close(ours, theirs)
 
 
-def test_a_frozen_group_stays_and_gathers_no_momentum():
+def test_a_frozen_group_neither_changes_nor_gathers_momentum():
     p = nn.Parameter(torch.ones(2, 2))
     rate = torch.zeros(())
     optimizer = LARS([{"params": [p], "rate": rate}], torch.tensor(0.5), weight_decay=0.1)
@@ -67,7 +67,7 @@ def test_a_frozen_group_stays_and_gathers_no_momentum():
 
 @pytest.mark.parametrize("exclude", [True, False])
 @pytest.mark.parametrize("name", ["lars", "sgd"])
-def test_every_parameter_is_found_and_grouped(exclude, name):
+def test_every_parameter_is_in_the_right_group(exclude, name):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model[2].bias.requires_grad_(False)
     rate = torch.zeros(())

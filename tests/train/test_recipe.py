@@ -1,4 +1,4 @@
-"""Recipes: the table is the paper's, names are strict, what is written can be read back."""
+"""Recipes: the table matches the paper, names are checked, written recipes can be read back."""
 
 import dataclasses
 import re
@@ -14,14 +14,14 @@ from simplicia.train.step import learning_rate
 
 
 @pytest.mark.parametrize("name", recipes.names())
-def test_every_recipe_is_valid_and_survives_its_file(name, tmp_path):
+def test_every_recipe_is_valid_and_survives_a_round_trip(name, tmp_path):
     recipe = recipes.get(name)
     recipe.checked()
     write_yaml(recipe, tmp_path / "recipe.yaml")
     assert read_yaml(tmp_path / "recipe.yaml") == recipe
 
 
-def test_a_recipe_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_a_recipe_is_written_atomically(tmp_path, monkeypatch):
     path, write = tmp_path / "recipe.yaml", Path.write_text
 
     def killed(self, text, **kwargs):
@@ -34,13 +34,13 @@ def test_a_recipe_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert not path.exists()
 
 
-def test_names_cover_three_sets_and_ones_own_images():
+def test_names_cover_named_data_sets_and_image_folders():
     names = recipes.names()
     assert len(names) == len(set(names)) == 4 * (7 * 3 + 3) + 2
     assert {"cifar100-byol-sem", "cifar10-vicreg", "shapes-dino-sem", "byol", "moco-sem"} <= set(names)
 
 
-def test_the_papers_numbers():
+def test_cifar_recipes_match_the_paper():
     byol, moco, swav = (recipes.get(f"cifar100-{m}-sem") for m in ("byol", "moco", "swav"))
     assert (byol.optim.lr, byol.optim.weight_decay, byol.optim.eta, byol.epochs) == (1.0, 1e-5, 0.02, 1000)
     assert (byol.sem.simplices, byol.sem.vertices, byol.batch_size) == (5000, 13, 256)
@@ -49,13 +49,13 @@ def test_the_papers_numbers():
     assert (swav.optim.min_lr, swav.optim.exclude_1d, swav.views.solarise) == (6e-4, False, (0.0, 0.0))
     assert recipes.get("cifar100-vicreg").views.crop_scale == (0.2, 1.0)
     assert recipes.get("cifar100-byol").bottleneck == "none"
-    # where the paper has one temperature for both, one setting changes both
+    # where the paper has a single temperature, one setting changes both
     for name in ("byol-sem", "dino-sem", "vicreg-sem", "byol-gumbel"):
         recipe = recipes.get(f"cifar100-{name}")
         assert recipe.sem.temperature > 0 and recipe.sem.second_temperature is None
 
 
-def test_imagenets_recipes_are_the_papers():
+def test_imagenet_recipes_match_the_paper():
     base, sem = (recipes.get(f"imagenet-byol{tail}") for tail in ("", "-sem"))
     for recipe in (base, sem):
         recipe.checked()
@@ -72,13 +72,13 @@ def test_imagenets_recipes_are_the_papers():
             4096,
             256,
             16,
-        )  # the paper's code
-        small = with_changes(recipe, {"batch_size": 256})  # its text
+        )  # in the paper's code
+        small = with_changes(recipe, {"batch_size": 256})  # in its text
         assert (small.actual_micro_batch_size, small.accumulation_steps) == (256, 1)
     assert (base.bottleneck, sem.bottleneck) == ("none", "sem")
-    found = sem.sem
-    assert (found.simplices, found.vertices) == (5000, 21)
-    assert (found.temperature, found.second_temperature) == (0.16, 0.04)
+    settings = sem.sem
+    assert (settings.simplices, settings.vertices) == (5000, 21)
+    assert (settings.temperature, settings.second_temperature) == (0.16, 0.04)
 
 
 def test_changes_by_dotted_name_and_by_dict():
@@ -114,7 +114,7 @@ def test_changes_by_dotted_name_and_by_dict():
         ({"sem": 3}, "mapping"),
     ],
 )
-def test_wrong_changes_are_one_sentence(changes, words):
+def test_invalid_changes_raise_one_line_errors(changes, words):
     with pytest.raises(UserError, match=re.escape(words)) as error:
         with_changes(Recipe(), changes)
     assert "\n" not in str(error.value)
@@ -139,7 +139,7 @@ def test_wrong_changes_are_one_sentence(changes, words):
         ({"view_size": 1}, "view_size is 1"),
     ],
 )
-def test_impossible_recipes_are_one_sentence(changes, words):
+def test_invalid_recipes_raise_one_line_errors(changes, words):
     with pytest.raises(UserError, match=re.escape(words)) as error:
         with_changes(Recipe(), changes).checked()
     assert "\n" not in str(error.value)
@@ -153,7 +153,7 @@ def test_impossible_recipes_are_one_sentence(changes, words):
         ({"encoder": "resnet81"}, "resnet18"),
     ],
 )
-def test_unbuildable_recipes_are_one_sentence(changes, words):
+def test_recipes_that_cannot_be_built_raise_errors(changes, words):
     with pytest.raises(UserError, match=re.escape(words)):
         with_changes(recipes.get("shapes-byol-sem"), changes).build()
 
@@ -169,7 +169,7 @@ def test_unbuildable_recipes_are_one_sentence(changes, words):
         "!!python/object:os.system {}",
     ],
 )
-def test_a_broken_recipe_file_is_one_sentence(tmp_path, text):
+def test_a_broken_recipe_file_raises_a_one_line_error(tmp_path, text):
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=r"recipe\.yaml") as error:
@@ -177,7 +177,7 @@ def test_a_broken_recipe_file_is_one_sentence(tmp_path, text):
     assert "\n" not in str(error.value)
 
 
-def test_plain_values_and_back():
+def test_a_recipe_survives_conversion_to_a_dict():
     recipe = recipes.get("swav-sem")
     assert from_dict(as_dict(recipe), Recipe) == recipe
     assert all(f.name in as_dict(recipe) for f in dataclasses.fields(Recipe))
@@ -192,10 +192,10 @@ def test_learning_rate_warms_up_and_falls():
     per_step = OptimSettings(lr=1.0, warmup_epochs=1, lr_per_epoch=False, min_lr=0.1)
     assert learning_rate(per_step, 256, 0.5, 10) == pytest.approx(0.5, abs=1e-4)
     assert learning_rate(per_step, 256, 10.0, 10) == pytest.approx(0.1)
-    assert max(learning_rate(settings, 256, e, 3) for e in range(3)) == 1.0  # even three epochs get going
+    assert max(learning_rate(settings, 256, e, 3) for e in range(3)) == 1.0  # fewer than warm-up epochs
 
 
-def test_the_projector_is_handed_simplices_less_their_mean_unless_told_otherwise():
+def test_projector_inputs_are_centred_by_default():
     method = recipes.get("shapes-byol-sem").build()
     assert method.online.offset == method.target.offset == 1 / method.online.bottleneck.vertices
     plain = with_changes(recipes.get("shapes-byol-sem"), {"sem.centred": False}).build()
@@ -203,14 +203,14 @@ def test_the_projector_is_handed_simplices_less_their_mean_unless_told_otherwise
 
 
 @pytest.mark.parametrize("text", ["data: " + "[" * 3000, "data: 2020-13-45", "data: \x00", "data: [", "7"])
-def test_a_file_that_is_no_recipe_is_one_sentence(tmp_path, text):
+def test_a_file_that_is_not_a_recipe_raises_an_error(tmp_path, text):
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=r"recipe\.yaml"):
         read_yaml(path)
 
 
-def test_what_was_checked_is_what_is_built():
+def test_build_uses_the_checked_options():
     recipe = with_changes(recipes.get("shapes-byol-sem"), {"options": {"momentum": "0.98", "hidden": 32.0}})
     recipe = recipe.checked()
     assert recipe.options["momentum"] == 0.98 and type(recipe.options["hidden"]) is int

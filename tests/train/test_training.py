@@ -1,6 +1,7 @@
-"""Runs end to end: resumed equals uninterrupted, killed loses nothing, and mistakes are told in a line."""
+"""Runs end to end: resumed equals uninterrupted, a killed run loses nothing, and errors are one line."""
 
 import errno
+import fcntl
 import itertools
 import json
 import logging
@@ -17,17 +18,19 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import simplicia
-from simplicia import cli, devices, methods
+from simplicia import cli, devices, losses, methods
 from simplicia.data import augmentation
 from simplicia.encoders import ResNet
 from simplicia.errors import Diverged, Interrupted, UserError
 from simplicia.evaluate.features import encoder_features, load_labelled
 from simplicia.settings import with_changes
-from simplicia.train import auto, checkpoint, trainer
+from simplicia.train import auto, checkpoint, monitor, recipes, run_dir, trainer
 from simplicia.train.hooks import Checkpoints, StopOnRequest
+from simplicia.train.recipe import write_yaml
 from simplicia.train.run_dir import Log
 from simplicia.train.step import Step
 
@@ -46,8 +49,6 @@ HEADS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Sixty small images without labels, in a flat folder."""
-    from PIL import Image
-
     path = tmp_path_factory.mktemp("photos")
     images = simplicia.data.datasets.load("shapes", "test").images[:60]
     for i, image in enumerate(images):
@@ -75,7 +76,7 @@ def settings(folder, method="byol", **changes):
 
 
 def stop_at(monkeypatch, step):
-    """Save and stop once a step is done, as a signal would, in this process."""
+    """Send this process SIGTERM after a step, so that it saves and stops."""
     original = Step.__call__
 
     def call(self, number):
@@ -88,24 +89,26 @@ def stop_at(monkeypatch, step):
 
 
 @pytest.mark.parametrize("method", methods.names())
-def test_a_resumed_run_is_the_uninterrupted_run_bit_for_bit(method, folder, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(method, folder, tmp_path, monkeypatch):
     name = f"{method}-sem"
-    whole = simplicia.pretrain(name, out=tmp_path / "whole", **settings(folder, method))
+    uninterrupted = simplicia.pretrain(name, out=tmp_path / "whole", **settings(folder, method))
     with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted, match="step 5 of 12"):
         stop_at(patch, 5)  # in the middle of the second epoch
         simplicia.pretrain(name, out=tmp_path / "broken", **settings(folder, method))
     assert checkpoint.latest(tmp_path / "broken/checkpoint").name == "step-000000005"
     resumed = simplicia.pretrain(
         name, out=tmp_path / "broken", resume=True, quiet=True
-    )  # settings are the run's
-    assert resumed.finished and whole.finished
-    one, two = (checkpoint.read(checkpoint.latest(r.path / "checkpoint"))[0] for r in (whole, resumed))
+    )  # settings come from the run
+    assert resumed.finished and uninterrupted.finished
+    one, two = (
+        checkpoint.read(checkpoint.latest(r.path / "checkpoint"))[0] for r in (uninterrupted, resumed)
+    )
     assert one.keys() == two.keys()
     for key in one:
         assert torch.equal(one[key], two[key]), key
     lines = [(tmp_path / f / "log.jsonl").read_text().splitlines() for f in ("whole", "broken")]
-    losses = [[json.loads(line)["loss"] for line in log if '"loss"' in line] for log in lines]
-    assert losses[0] == losses[1] and len(losses[0]) == 3
+    logged = [[json.loads(line)["loss"] for line in log if '"loss"' in line] for log in lines]
+    assert logged[0] == logged[1] and len(logged[0]) == 3
 
 
 def test_randomness_is_a_function_of_seed_and_step(folder, tmp_path):
@@ -127,7 +130,7 @@ def pretrain_command(folder, out, *words):
     return command("pretrain", "byol-sem", "--data", folder, "--out", out, *small.split(), *heads, *words)
 
 
-def test_killed_at_random_moments_it_loses_nothing(folder, tmp_path):
+def test_a_run_killed_at_random_moments_loses_nothing(folder, tmp_path):
     out, rng = tmp_path / "run", random.Random(0)
     quick = ["--checkpoint-minutes", "0.002", "--resume", "--quiet"]
     steps = []
@@ -138,7 +141,7 @@ def test_killed_at_random_moments_it_loses_nothing(folder, tmp_path):
         while process.poll() is None and checkpoint.latest(out / "checkpoint") == first:
             assert time.monotonic() < deadline, "no checkpoint was written"
             time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.3))  # anywhere: in a step, in a save
+        time.sleep(rng.uniform(0, 0.3))  # during a step or a save
         process.send_signal(signal.SIGKILL)
         process.wait()
         newest = checkpoint.latest(out / "checkpoint")
@@ -159,7 +162,7 @@ def test_killed_at_random_moments_it_loses_nothing(folder, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_save_and_say_how_to_go_on(folder, tmp_path, number):
+def test_signals_save_a_checkpoint_and_print_the_resume_command(folder, tmp_path, number):
     out = tmp_path / "run"
     process = subprocess.Popen(
         pretrain_command(folder, out, "--epochs", "5000"), stderr=subprocess.PIPE, text=True
@@ -186,46 +189,38 @@ def test_two_processes_train_as_one_batch(folder, tmp_path):
     assert run.finished and run.state["total_steps"] == 6
 
 
-def test_a_run_in_training_is_not_taken_up_by_another(run):
-    from simplicia.train import run_dir as place
-
-    with place.lock(run.path), pytest.raises(UserError, match="another process"):
+def test_a_run_cannot_be_resumed_while_another_process_trains_it(run):
+    with run_dir.lock(run.path), pytest.raises(UserError, match="another process"):
         simplicia.pretrain("byol-sem", out=run.path, resume=True, quiet=True)
 
 
-def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
-    import fcntl
-
-    from simplicia.train import run_dir as place
-
+def test_a_file_system_without_locks_is_supported(tmp_path, monkeypatch):
     def unable(*arguments):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", unable)
-    with place.lock(tmp_path):
+    with run_dir.lock(tmp_path):
         assert (tmp_path / ".lock").exists()
 
 
-def test_other_loggers_are_given_numbers_and_closed(tmp_path, monkeypatch):
-    """A stand-in for W&B, which would want an account: it says what it was asked."""
-    asked = []
+def test_other_loggers_receive_numbers_and_are_closed(tmp_path, monkeypatch):
+    """A stand-in for W&B, which would need an account, records its calls."""
+    calls = []
     run = types.SimpleNamespace(
-        log=lambda v, step: asked.append((step, v)), finish=lambda: asked.append("end")
+        log=lambda v, step: calls.append((step, v)), finish=lambda: calls.append("end")
     )
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **words: run))
     log = Log(tmp_path / "log.jsonl", 0, ("wandb",))
     log.write(3, loss=0.5, warning="words")
     log.close()
-    assert asked == [(3, {"loss": 0.5}), "end"]
+    assert calls == [(3, {"loss": 0.5}), "end"]
 
 
-def test_of_two_that_begin_in_one_folder_the_second_is_told(folder, tmp_path, monkeypatch):
-    from simplicia.train import run_dir as place
-
+def test_a_second_run_in_the_same_folder_is_an_error(folder, tmp_path, monkeypatch):
     read = auto.load_images
 
     def slowly(*arguments):
-        """Meanwhile another command trains there."""
+        """Meanwhile another command trains in the same folder."""
         monkeypatch.setattr(auto, "load_images", read)
         simplicia.pretrain("byol", out=tmp_path / "run", **settings(folder, epochs=1))
         return read(*arguments)
@@ -236,14 +231,12 @@ def test_of_two_that_begin_in_one_folder_the_second_is_told(folder, tmp_path, mo
     run = simplicia.load(tmp_path / "run")
     assert run.finished and run.recipe.seed == 0
     (tmp_path / "new").mkdir()
-    with place.lock(tmp_path / "new"), pytest.raises(UserError, match="another process"):
+    with run_dir.lock(tmp_path / "new"), pytest.raises(UserError, match="another process"):
         simplicia.pretrain("byol", out=tmp_path / "new", **settings(folder, epochs=1))
     assert not (tmp_path / "new/recipe.yaml").exists()
 
 
-def test_other_images_are_not_trained_on(folder, tmp_path, monkeypatch):
-    from PIL import Image
-
+def test_resuming_on_other_images_is_an_error(folder, tmp_path, monkeypatch):
     shutil.copytree(folder, tmp_path / "photos")
     with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted):
         stop_at(patch, 2)
@@ -254,23 +247,18 @@ def test_other_images_are_not_trained_on(folder, tmp_path, monkeypatch):
         simplicia.pretrain("byol", out=tmp_path / "run", resume=True, quiet=True)
 
 
-def test_a_second_temperature_that_is_the_first_is_none_of_its_own(tmp_path):
-    from simplicia.settings import with_changes
-    from simplicia.train import recipes
-    from simplicia.train import run_dir as place
-    from simplicia.train.recipe import write_yaml
-
+def test_a_second_temperature_equal_to_the_first_is_no_change(tmp_path):
     recipe = recipes.get("cifar100-byol-sem")
     write_yaml(with_changes(recipe, {"sem.second_temperature": 1.0}), tmp_path / "recipe.yaml")
-    place.check_same_recipe(tmp_path, recipe)
+    run_dir.check_same_recipe(tmp_path, recipe)
     with pytest.raises(UserError, match=r"sem.second_temperature 1.0, not 0.5"):
-        place.check_same_recipe(tmp_path, with_changes(recipe, {"sem.second_temperature": 0.5}))
+        run_dir.check_same_recipe(tmp_path, with_changes(recipe, {"sem.second_temperature": 0.5}))
 
 
-def test_a_folder_of_images_may_have_moved(folder, tmp_path, monkeypatch):
+def test_a_run_resumes_after_its_image_folder_moved(folder, tmp_path, monkeypatch):
     shutil.copytree(folder, tmp_path / "photos")
     small = settings(tmp_path / "photos")
-    whole = simplicia.pretrain("byol-sem", out=tmp_path / "whole", **small)
+    uninterrupted = simplicia.pretrain("byol-sem", out=tmp_path / "whole", **small)
     with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted):
         stop_at(patch, 5)
         simplicia.pretrain("byol-sem", out=tmp_path / "run", **small)
@@ -280,17 +268,19 @@ def test_a_folder_of_images_may_have_moved(folder, tmp_path, monkeypatch):
     moved = {"data": str(tmp_path / "pictures"), "resume": True, "quiet": True}
     run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **moved)
     assert run.finished and run.recipe.data == str(tmp_path / "pictures")
-    for (key, a), b in zip(run.method.state_dict().items(), whole.method.state_dict().values(), strict=True):
+    for (key, a), b in zip(
+        run.method.state_dict().items(), uninterrupted.method.state_dict().values(), strict=True
+    ):
         assert torch.equal(a, b), key
 
 
-def test_folders_may_be_paths_and_a_cpu_may_be_numbered(folder, tmp_path):
+def test_data_may_be_a_path_object_and_the_device_cpu_0(folder, tmp_path):
     given = settings(folder, epochs=1) | {"data": folder}
     assert simplicia.pretrain("byol", out=tmp_path / "run", device="cpu:0", **given).finished
 
 
 @pytest.mark.parametrize("line", ["[1, 2]", '{"step": "abc"}', "\udcff", "{"])
-def test_a_damaged_log_does_not_stop_a_good_run(run, line, tmp_path):
+def test_a_damaged_log_does_not_prevent_resuming(run, line, tmp_path):
     again = tmp_path / "run"
     shutil.copytree(run.path, again)
     with (again / "log.jsonl").open("a", errors="surrogateescape") as log:
@@ -310,7 +300,7 @@ def test_a_damaged_log_does_not_stop_a_good_run(run, line, tmp_path):
         {"total_steps": "7"},
     ],
 )
-def test_a_damaged_state_is_told(run, change, tmp_path):
+def test_a_damaged_state_is_an_error(run, change, tmp_path):
     again = tmp_path / "run"
     shutil.copytree(run.path, again)
     (state,) = again.glob("checkpoint/*/state.json")
@@ -345,40 +335,34 @@ def test_health_is_logged_and_collapse_is_reported(folder, tmp_path, capfd):
     assert {"loss", "lr", "feature_std", "effective_rank", "entropy", "images_per_s", "epoch"} <= lines[
         0
     ].keys()
-    told = [line["warning"] for line in lines if "warning" in line]
-    assert len({words.split("(")[0] for words in told}) == len(told)  # each kind once, whatever its numbers
-    from simplicia.train import monitor
-
+    logged = [line["warning"] for line in lines if "warning" in line]
+    assert len({words.split("(")[0] for words in logged}) == len(logged)  # each kind is logged once
     same = torch.ones(8, 128) + 1e-4 * torch.randn(8, 128)
     uniform = torch.full((8, 104), 1 / 13) - run.method.online.offset
     output = methods.Output(torch.tensor(0.1), (same, same), (uniform,) * 2)
     figures = monitor.health(run.method, output)
-    told = monitor.warnings(run.method, figures, 90, 100, 8)
-    assert told.keys() == {"collapse", "uniform"} and "temperature may be too high" in told["uniform"]
+    reported = monitor.warnings(run.method, figures, 90, 100, 8)
+    assert reported.keys() == {"collapse", "uniform"} and "temperature may be too high" in reported["uniform"]
     one_hot = torch.nn.functional.one_hot(torch.randint(13, (8, 8)), 13).flatten(1) - run.method.online.offset
     output = methods.Output(torch.tensor(0.1), (same, same), (one_hot.bfloat16(),) * 2)
-    assert 0 <= monitor.health(run.method, output)["entropy"] < 0.02  # as a low temperature has it on a GPU
+    assert 0 <= monitor.health(run.method, output)["entropy"] < 0.02  # as at low temperature on a GPU
     healthy = monitor.health(run.method, run.method([torch.randn(16, 3, 16, 16)] * 2))
     assert healthy["feature_std"] > 0.05 and 1 < healthy["effective_rank"] <= 16
 
 
-def test_a_loss_at_chance_is_told(folder):
-    from simplicia import losses
-    from simplicia.settings import with_changes
-    from simplicia.train import monitor, recipes
-
+def test_a_loss_at_chance_is_reported(folder):
     method = with_changes(recipes.get("shapes-moco"), {"options": HEADS["moco"]}).build()
     figures = {"loss": torch.log(torch.tensor(701.0)).item(), "feature_std": 0.5, "effective_rank": 50.0}
     assert "ln K" in monitor.warnings(method, figures, 6, 100, 256)["chance"]
     assert monitor.warnings(method, figures, 5, 100, 256) == {}
     assert monitor.warnings(method, {**figures, "loss": 3.0}, 90, 100, 256) == {}
-    simclr = recipes.get("shapes-simclr").build()  # its guesses are among the batch
+    simclr = recipes.get("shapes-simclr").build()  # K follows from the batch size
     same = losses.nt_xent(torch.ones(351, 8), torch.ones(351, 8)).item()
     assert "ln K" in monitor.warnings(simclr, {**figures, "loss": same}, 6, 100, 351)["chance"]
     assert monitor.warnings(simclr, {**figures, "loss": same}, 6, 100, 64) == {}
 
 
-def test_online_probe_and_knn_are_named_online(tmp_path):
+def test_log_names_of_probes_and_knn_start_with_online(tmp_path):
     run = simplicia.pretrain(
         "shapes-byol-sem", out=tmp_path / "run", online_every=1, **{**SMALL, "epochs": 1}
     )
@@ -387,7 +371,7 @@ def test_online_probe_and_knn_are_named_online(tmp_path):
     assert all(0 <= last[k] <= 100 for k in last if k.startswith("online"))
 
 
-def test_dry_run_says_what_would_happen_and_writes_nothing(folder, tmp_path):
+def test_dry_run_prints_estimates_and_writes_nothing(folder, tmp_path):
     out = tmp_path / "run"
     done = subprocess.run(
         pretrain_command(folder, out, "--dry-run"), capture_output=True, text=True, timeout=120
@@ -404,35 +388,33 @@ def run(folder, tmp_path_factory):
     )
 
 
-def test_hints_for_those_who_write_loops_stay_away():
-    with warnings.catch_warnings(record=True) as said:
+def test_lightning_hints_are_silenced():
+    with warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always")
         devices.launch("cpu", 1, "bf16")
         warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
-    assert [str(warning.message) for warning in said] == ["something else"]
+    assert [str(warning.message) for warning in recorded] == ["something else"]
     for name in ("lightning.fabric", "lightning_fabric", "lightning.pytorch"):
         assert not logging.getLogger(f"{name}.utilities.rank_zero").isEnabledFor(logging.INFO)
 
 
-def test_the_run_is_a_folder_that_says_all(run):
+def test_a_run_can_be_loaded_from_its_folder_alone(run):
     assert {p.name for p in run.path.iterdir()} == {".lock", "recipe.yaml", "log.jsonl", "checkpoint"}
     (newest,) = (run.path / "checkpoint").iterdir()
-    assert len({path.stat().st_mode for path in newest.iterdir()}) == 1  # who may read one may read both
+    assert len({path.stat().st_mode for path in newest.iterdir()}) == 1  # equal permissions
     again = simplicia.load(run.path)
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     assert torch.equal(again.encode(images), run.encode(images))
     assert again.recipe == run.recipe and again.state["torch"] == torch.__version__
 
 
-def test_an_opened_image_is_seen_as_its_file(run, tmp_path):
-    from PIL import Image
-
+def test_an_opened_image_encodes_like_its_file(run, tmp_path):
     noise = np.random.default_rng(0)
     deep = Image.fromarray(noise.integers(0, 65536, (20, 30), dtype=np.uint16))
     clear = Image.fromarray(noise.integers(0, 256, (20, 30, 4), dtype=np.uint8), "RGBA")
     exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
+    exif[0x0112] = 6  # rotated by 90 degrees
     turned = clear.convert("RGB")
     for name, image, more in (("deep", deep, {}), ("clear", clear, {}), ("turned", turned, {"exif": exif})):
         image.save(tmp_path / f"{name}.png", **more)
@@ -448,23 +430,18 @@ def test_a_list_of_tensors_is_a_batch(run):
     assert torch.equal(run.encode([image.numpy() for image in images]), run.encode(images))
 
 
-def test_another_method_has_its_own_options(tmp_path):
+def test_changing_the_method_resets_its_options(tmp_path):
     assert simplicia.pretrain("shapes-byol-sem", method="simclr", dry_run=True, quiet=True) is None
     changed = settings_of("shapes-byol-sem", {"method": "moco", "options.hidden": 7})
     assert changed.options == {"hidden": 7}
-    assert settings_of("shapes-byol-sem", {"method": "byol"}).options  # of the same stay
+    assert settings_of("shapes-byol-sem", {"method": "byol"}).options  # the same method keeps them
 
 
 def settings_of(name, changes):
-    from simplicia.settings import with_changes
-    from simplicia.train import recipes
-
     return with_changes(recipes.get(name), changes)
 
 
-def test_one_image_is_too_few(tmp_path, capsys):
-    from PIL import Image
-
+def test_training_on_one_image_is_an_error(tmp_path, capsys):
     (tmp_path / "one").mkdir()
     Image.new("RGB", (20, 20)).save(tmp_path / "one" / "a.png")
     words = ["pretrain", "byol-sem", "--data", str(tmp_path / "one"), "--out", str(tmp_path / "run")]
@@ -472,53 +449,49 @@ def test_one_image_is_too_few(tmp_path, capsys):
     assert "one has 1 image; training needs 2 or more" in capsys.readouterr().err
 
 
-def test_what_comes_next_can_be_done(folder, tmp_path, capsys):
+def test_pretrain_ends_by_printing_the_next_command(folder, tmp_path, capsys):
     words = ["--epochs", "1", "--batch-size", "16", "--image-size", "16", "--encoder", "tiny", "--quiet"]
     words += ["--sem.simplices", "8", "--byol.hidden", "16", "--optim.name", "sgd", "--loggers", "none"]
     out = tmp_path / "a run"
     assert cli.main(["pretrain", "byol-sem", "--data", str(folder), "--out", str(out), *words]) == 0
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert told == f"next: simplicia encode '{out}' {folder} --out features.npz"
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed == f"next: simplicia encode '{out}' {folder} --out features.npz"
     assert simplicia.load(out).recipe.optim.name == "sgd"
 
 
-def test_a_disk_without_room_for_a_checkpoint_is_told_first(folder, tmp_path, monkeypatch):
-    room = shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
+def test_too_little_disk_space_is_an_error_before_training(folder, tmp_path, monkeypatch):
+    usage = shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match=r"a checkpoint takes 0\.\d+ GB, and .* has 0\.00 GB free"):
         simplicia.pretrain("byol-sem", out=tmp_path / "run", **settings(folder))
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_online_probes_of_images_without_labels_are_refused(folder, tmp_path):
+def test_online_probes_need_labels(folder, tmp_path):
     with pytest.raises(UserError, match=r"online_every is 1, but .* has no labels"):
         simplicia.pretrain("byol-sem", out=tmp_path / "run", **settings(folder, online_every=1))
 
 
-def test_a_picture_is_the_same_as_a_file_and_as_numbers(run, tmp_path):
-    from PIL import Image
-
+def test_files_pil_images_and_tensors_encode_alike(run, tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (4, 6, 9, 3), dtype=np.uint8)
-    pictures = [Image.fromarray(x).resize((90, 60), Image.Resampling.BICUBIC) for x in noise]
-    for i, picture in enumerate(pictures):
-        picture.save(tmp_path / f"{i}.png")
-    numbers = torch.stack([torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures])
+    images = [Image.fromarray(x).resize((90, 60), Image.Resampling.BICUBIC) for x in noise]
+    for i, image in enumerate(images):
+        image.save(tmp_path / f"{i}.png")
+    pixels = torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in images])
     paths = sorted(tmp_path.glob("*.png"))
-    files, opened, tensors = (run.encode(given, "encoder") for given in (paths, pictures, numbers))
+    files, opened, tensors = (run.encode(given, "encoder") for given in (paths, images, pixels))
     assert torch.equal(files, opened)
-    assert torch.equal(tensors, encoder_features(run, numbers).cpu())  # what is measured is what is encoded
+    assert torch.equal(tensors, encoder_features(run, pixels).cpu())  # evaluations use the same features
     assert (tensors - files).norm() < 0.02 * files.norm() < 0.2 * (files - files.flip(0)).norm()
 
 
-def test_images_may_be_kept_larger_than_views_show(tmp_path):
-    """Crops are of what is kept; what is measured, online and encoded is its middle."""
-    from PIL import Image
-
+def test_images_may_be_decoded_larger_than_views(tmp_path):
+    """Training crops the decoded images; probes and ``encode`` use their center crops."""
     noise = np.random.default_rng(0).integers(0, 256, (24, 40, 60, 3), dtype=np.uint8)
     for i, pixels in enumerate(noise):
-        place = tmp_path / "photos" / "ab"[i % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(place / f"{i}.png")
+        class_folder = tmp_path / "photos" / "ab"[i % 2]
+        class_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(class_folder / f"{i}.png")
     small = settings(tmp_path / "photos", epochs=1, image_size=28, decode_size=32, online_every=1)
     run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **small)
     images, _ = load_labelled(run)
@@ -539,22 +512,20 @@ def test_images_may_be_kept_larger_than_views_show(tmp_path):
             simplicia.pretrain("byol-sem", out=tmp_path / "other", **{**small, **changes})
 
 
-def test_views_are_cut_from_whole_pictures(tmp_path, monkeypatch):
-    """Black in the middle, white at the sides: of centre squares no view has white, and none is tested."""
-    from PIL import Image
-
+def test_views_are_cut_from_uncropped_images(tmp_path, monkeypatch):
+    """Images are black with white sides, so center crops show no white; probes test on center crops."""
     for i in range(40):
         pixels = np.zeros((20, 60, 3), np.uint8)
         pixels[:, :20] = pixels[:, 40:] = 255
         pixels = pixels if i % 4 else pixels.transpose(1, 0, 2)
         (tmp_path / "photos" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png")
-    seen, tested = [], []
+    crops, tested = [], []
     crop, probe = augmentation.resized_crop, trainer.OnlineProbe
 
     def cropped(images, boxes, size, interpolation="bicubic"):
-        seen.append(crop(images, boxes, size, interpolation))
-        return seen[-1]
+        crops.append(crop(images, boxes, size, interpolation))
+        return crops[-1]
 
     def probed(method, train, test, *rest):
         tested.append(test.images)
@@ -570,27 +541,27 @@ def test_views_are_cut_from_whole_pictures(tmp_path, monkeypatch):
         ("centre", {"keep_aspect": False}),
     ):
         run = simplicia.pretrain("byol-sem", out=tmp_path / name, **{**small, **changes})
-        white = max(x.max().item() for x in seen if x.shape[-1] == 16 and len(x) == 8)
+        white = max(x.max().item() for x in crops if x.shape[-1] == 16 and len(x) == 8)
         assert white > 0.9 if name != "centre" else white == 0
         assert simplicia.load(run.path).recipe.keep_aspect is (name != "centre")
-        assert len(tested[-1]) > 1 and tested[-1].float().mean() < 40  # an edge of the middle is blurred
-        seen.clear()
+        assert len(tested[-1]) > 1 and tested[-1].float().mean() < 40  # resizing blurs the edge of the center
+        crops.clear()
 
 
-def test_views_in_training_may_be_smaller_than_what_is_measured(folder, tmp_path):
+def test_training_views_may_be_smaller_than_evaluation_views(folder, tmp_path):
     small = settings(folder, epochs=1, view_size=12)
-    seen = []
+    shapes = []
 
-    def look(module, inputs):
+    def record(module, inputs):
         if isinstance(module, ResNet):
-            seen.append(tuple(inputs[0].shape[2:]))
+            shapes.append(tuple(inputs[0].shape[2:]))
 
-    watched = register_module_forward_pre_hook(look)
+    handle = register_module_forward_pre_hook(record)
     try:
         run = simplicia.pretrain("byol-sem", out=tmp_path / "run", **small)
     finally:
-        watched.remove()
-    assert set(seen) == {(12, 12)}
+        handle.remove()
+    assert set(shapes) == {(12, 12)}
     assert run.view(sorted(folder.iterdir())[:1]).shape[2:] == (16, 16)
     assert simplicia.load(run.path).recipe.view_size == 12
     for changes, words in (
@@ -602,12 +573,12 @@ def test_views_in_training_may_be_smaller_than_what_is_measured(folder, tmp_path
             simplicia.pretrain("byol-sem", out=tmp_path / "other", **{**small, **changes})
 
 
-def test_a_view_is_of_whatever_encode_takes(run, folder):
-    """Of numbers from 0 to 1 too, and of pictures; features are those of the weights as they are now."""
+def test_view_accepts_what_encode_accepts(run, folder):
+    """Also floats from 0 to 1 and image files; cached features follow changes of weights and pixels."""
     images = simplicia.data.datasets.load("shapes", "test").images[:6]
-    seen = run.view(images)
-    assert torch.equal(run.view(images.float() / 255), seen)
-    assert run.view(sorted(folder.iterdir())[:1]).shape == seen[:1].shape
+    view = run.view(images)
+    assert torch.equal(run.view(images.float() / 255), view)
+    assert run.view(sorted(folder.iterdir())[:1]).shape == view[:1].shape
     for call, words in (
         (lambda: run.encode(str(folder)), "is a folder; give its files"),
         (lambda: run.encode(images, temperature="a"), "temperature is 'a'; it must be a number"),
@@ -626,7 +597,7 @@ def test_a_view_is_of_whatever_encode_takes(run, folder):
     assert not torch.equal(encoder_features(mine, images)[:3], after[:3])
 
 
-def test_encode_gives_each_layer(run, folder):
+def test_encode_returns_each_layer(run, folder):
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     probabilities, codes = run.encode(images), run.encode(images, "codes")
     assert run.encode(images, "encoder").shape == (5, 128) and run.encode(images, "embedder").shape == (
@@ -639,8 +610,6 @@ def test_encode_gives_each_layer(run, folder):
     assert torch.equal(run.encode(images.float() / 255), probabilities)
     files = sorted(folder.glob("*.jpg"))[:3]
     assert run.encode(files).shape == (3, 104)
-    from PIL import Image
-
     torch.testing.assert_close(
         run.encode([Image.open(f) for f in files]), run.encode(files), atol=0.05, rtol=0
     )
@@ -682,13 +651,13 @@ def test_encode_gives_each_layer(run, folder):
         (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8), batch_size=0), "batch_size is 0"),
     ],
 )
-def test_mistakes_are_one_sentence(run, tmp_path, call, words):
+def test_user_errors_are_one_line(run, tmp_path, call, words):
     with pytest.raises(UserError) as error:
         call(run, tmp_path)
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_run_without_sem_says_which_layers_it_has(folder, tmp_path):
+def test_a_run_without_sem_or_target_has_neither_codes_nor_target(folder, tmp_path):
     run = simplicia.pretrain("simclr", out=tmp_path / "run", **settings(folder, "simclr", epochs=1))
     images = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
     assert run.encode(images).shape == (2, 128)
@@ -698,24 +667,24 @@ def test_a_run_without_sem_says_which_layers_it_has(folder, tmp_path):
         run.network("target")
 
 
-def test_a_run_keeps_its_id_and_says_which_code_trained_it_from_where(folder, tmp_path, monkeypatch):
+def test_a_run_keeps_its_id_and_records_which_commit_trained_each_part(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("SIMPLICIA_COMMIT", "first")
-    for step in (5, 7):  # a stretch that goes on with the same code is the same stretch
+    for step in (5, 7):  # resuming with the same commit adds no part
         with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted):
             stop_at(patch, step)
             simplicia.pretrain("byol", out=tmp_path / "run", resume=True, **settings(folder, "byol"))
     monkeypatch.setenv("SIMPLICIA_COMMIT", "second")
     before = simplicia.load(tmp_path / "run").state
     run = simplicia.pretrain("byol", out=tmp_path / "run", resume=True, quiet=True)
-    stretches = [(part["commit"], part["from_step"]) for part in run.state["trained_by"]]
-    assert stretches == [("first", 0), ("second", 7)]
+    parts = [(part["commit"], part["from_step"]) for part in run.state["trained_by"]]
+    assert parts == [("first", 0), ("second", 7)]
     assert run.state["trained_by"][0]["device"] == run.state["device"]
     other = simplicia.pretrain("byol", out=tmp_path / "other", **settings(folder, "byol"))
     assert before["id"] == run.state["id"] != other.state["id"] is not None
 
 
 class FakeTrainer:
-    """What the hooks ask of a trainer, without training."""
+    """The part of a trainer that hooks use, without training."""
 
     def __init__(self, clock):
         self.clock, self.done, self.is_leader, self.is_ending = clock, 0, True, False
@@ -768,7 +737,7 @@ def test_checkpoints_take_at_most_a_fiftieth_of_the_time_and_none_shortly_before
     assert writer.saved[-2] < deadline - 6 and deadline - 23 <= writer.saved[-1] <= deadline - 20
 
 
-def test_it_stops_early_enough_for_a_slow_disk(folder, tmp_path, monkeypatch):
+def test_a_run_stops_early_enough_for_a_slow_disk(folder, tmp_path, monkeypatch):
     original = checkpoint.Writer.__init__
 
     def slow(self, *arguments):
@@ -782,56 +751,56 @@ def test_it_stops_early_enough_for_a_slow_disk(folder, tmp_path, monkeypatch):
         )
 
 
-def test_images_in_memory_train_as_those_of_a_set(tmp_path):
-    found = simplicia.data.datasets.load("shapes")
+def test_images_in_memory_train_like_a_named_data_set(tmp_path):
+    shapes = simplicia.data.datasets.load("shapes")
     small = {**SMALL, "epochs": 1, "options": HEADS["byol"], "out": tmp_path / "a"}
     named = simplicia.pretrain("shapes-byol-sem", data="shapes", **small)
-    for name, data in (("set", found), ("tensor", found.images), ("array", found.images.numpy())):
+    for name, data in (("set", shapes), ("tensor", shapes.images), ("array", shapes.images.numpy())):
         run = simplicia.pretrain("shapes-byol-sem", data=data, **{**small, "out": tmp_path / name})
         for key, value in named.method.state_dict().items():
             assert torch.equal(run.method.state_dict()[key], value), (name, key)
-    assert run.recipe.data == "memory" and run.encode(found.images[:2]).shape[0] == 2
+    assert run.recipe.data == "memory" and run.encode(shapes.images[:2]).shape[0] == 2
     with pytest.raises(UserError, match="got its images from Python and did not keep them"):
         load_labelled(run)
     longer = {**small, "epochs": 2, "out": tmp_path / "b", "deadline": time.monotonic()}
     with pytest.raises(
         Interrupted, match=r"continue with: the same call of pretrain, with out=.*resume=True"
     ):
-        simplicia.pretrain("shapes-byol-sem", data=found.images, **longer)
+        simplicia.pretrain("shapes-byol-sem", data=shapes.images, **longer)
     del longer["deadline"]
     with pytest.raises(UserError, match="got its images from Python and did not keep them"):
         simplicia.pretrain("shapes-byol-sem", resume=True, **longer)
-    assert simplicia.pretrain("shapes-byol-sem", data=found.images, resume=True, **longer).finished
+    assert simplicia.pretrain("shapes-byol-sem", data=shapes.images, resume=True, **longer).finished
     for wrong, words in (
-        (found.images.float(), "uint8 of shape"),
-        (found.images.float().numpy(), "data is an array of float32"),
+        (shapes.images.float(), "uint8 of shape"),
+        (shapes.images.float().numpy(), "data is an array of float32"),
         ([1, 2], "data is list"),
     ):
         with pytest.raises(UserError, match=words):
             simplicia.pretrain("shapes-byol-sem", data=wrong, **{**small, "out": tmp_path / "wrong"})
 
 
-def test_training_begins_with_the_weights_of_another_run(folder, tmp_path, capfd):
+def test_init_starts_from_the_weights_of_another_run(folder, tmp_path, capfd):
     first = simplicia.pretrain("byol-sem", out=tmp_path / "first", **settings(folder, epochs=1))
-    begun = {"epochs": 1, "init": tmp_path / "first", "optim.lr": 0.0, "optim.warmup_lr": 0.0, "quiet": False}
-    there = first.method.state_dict()
+    start = {"epochs": 1, "init": tmp_path / "first", "optim.lr": 0.0, "optim.warmup_lr": 0.0, "quiet": False}
+    expected = first.method.state_dict()
 
     def weights(run, part):
         return {k: v for k, v in run.method.state_dict().items() if k.startswith(part) and "running" not in k}
 
-    same = simplicia.pretrain("byol-sem", out=tmp_path / "same", **settings(folder, **begun))
+    same = simplicia.pretrain("byol-sem", out=tmp_path / "same", **settings(folder, **start))
     assert "begins with the weights of" in capfd.readouterr().err
-    # at a rate of 0 nothing moves but statistics
+    # at a learning rate of 0 only BatchNorm statistics change
     names = [k for k in weights(same, "online") if "num_batches" not in k]
-    assert names and all(torch.equal(same.method.state_dict()[k], there[k]) for k in names)
-    other = simplicia.pretrain("simclr", out=tmp_path / "other", **settings(folder, "simclr", **begun))
+    assert names and all(torch.equal(same.method.state_dict()[k], expected[k]) for k in names)
+    other = simplicia.pretrain("simclr", out=tmp_path / "other", **settings(folder, "simclr", **start))
     assert all(
-        torch.equal(v, there[k])
+        torch.equal(v, expected[k])
         for k, v in weights(other, "online.encoder").items()
         if "num_batches" not in k
     )
     target = simplicia.pretrain(
-        "moco", out=tmp_path / "target", **settings(folder, "moco", **begun | {"init": tmp_path / "other"})
+        "moco", out=tmp_path / "target", **settings(folder, "moco", **start | {"init": tmp_path / "other"})
     )
     state = target.method.state_dict()
     for key, value in weights(target, "target.encoder").items():
@@ -843,10 +812,10 @@ def test_training_begins_with_the_weights_of_another_run(folder, tmp_path, capfd
     checkpoint.initialise_from(again, target.path)
     assert torch.equal(again.queue.vectors, fresh) and again.queue.pointer == 0 < target.method.queue.pointer
     shutil.rmtree(tmp_path / "first")
-    assert simplicia.load(tmp_path / "same").recipe.init == str(tmp_path / "first")  # it is not needed now
+    assert simplicia.load(tmp_path / "same").recipe.init == str(tmp_path / "first")  # load does not need it
     for changes, words in (
         ({"init": tmp_path / "nowhere"}, "nowhere is not a run"),
         ({"init": tmp_path / "same", "encoder": "resnet18"}, "whose encoder is another"),
     ):
         with pytest.raises(UserError, match=words):
-            simplicia.pretrain("byol", out=tmp_path / "wrong", **settings(folder, **begun | changes))
+            simplicia.pretrain("byol", out=tmp_path / "wrong", **settings(folder, **start | changes))
