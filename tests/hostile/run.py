@@ -6,11 +6,10 @@ python tests/hostile/run.py --seed 4711          # repeat one fuzzed call, and s
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import fuzz
@@ -26,12 +25,16 @@ def main() -> int:
     parser.add_argument("--fuzz", type=int, default=0, help="number of fuzzed calls")
     parser.add_argument("--kills", type=int, default=0, help="number of killed processes")
     parser.add_argument("--seed", type=int, help="repeat the fuzzed call of this seed")
+    parser.add_argument("--kill", type=int, help=argparse.SUPPRESS)  # only that, for the process that does it
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.seed is not None:
         (outcome,) = fuzz.fuzz(1, options.seed)
         print(outcome)
         return int(outcome.fault is not None)
+    if options.kill is not None:
+        print(json.dumps(vars(kills.kill(options.kill) if options.kill else kills.Kills())))
+        return 0
     begun = shown = time.monotonic()
 
     def report(outcome: fuzz.Outcome) -> None:
@@ -40,10 +43,12 @@ def main() -> int:
             shown = time.monotonic()
             print(f"seed {outcome.seed}: {outcome.fault or 'no fault'}", flush=True)
 
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # kills and calls at the same time
-        killing = pool.submit(kills.kill, options.kills) if options.kills else None
-        outcomes = fuzz.fuzz(options.fuzz, report=report) if options.fuzz else []
-        killed = kills.Kills() if killing is None else killing.result()
+    # kills and calls at the same time; a pool of processes would have threads, which must not be forked
+    killer = subprocess.Popen(
+        [sys.executable, __file__, "--kill", str(options.kills)], stdout=subprocess.PIPE
+    )
+    outcomes = fuzz.fuzz(options.fuzz, report=report) if options.fuzz else []
+    killed = kills.Kills(**json.loads(killer.communicate()[0].splitlines()[-1]))
     calls = {
         category: dict(sorted(Counter(str(o.status) for o in outcomes if o.category == category).items()))
         for category in fuzz.CATEGORIES
