@@ -146,7 +146,7 @@ def test_captured_updates_match_eager_ones_on_a_cpu(name, bottleneck):
 @pytest.mark.usefixtures("split_projectors")
 @pytest.mark.parametrize("name", methods.names())
 def test_captured_updates_match_eager_ones(name):
-    # at MoCo's temperatures, 0.04 and 0.01, rounding to 16 bits alone moves some updates by half of their size
+    # at MoCo's temperatures, 0.04 and 0.01, rounding to 16 bits alone moves some updates by half their size
     soft = {"sem.temperature": 1.0, "sem.second_temperature": 1.0} if name == "moco" else {}
     compare_updates(three_ways(f"cifar100-{name}-sem", **QUICK, **soft), 5)
 
