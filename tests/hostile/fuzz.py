@@ -152,7 +152,7 @@ def arguments(rng: random.Random, world: World, here: Path) -> list[str]:
 def recipe(rng: random.Random, world: World, here: Path) -> list[str]:
     run = shutil.copytree(world.run, here / "run")
     file = run / "recipe.yaml"
-    file.write_text(zoo.changed_yaml(rng, file.read_text()), errors="surrogateescape")
+    file.write_text(zoo.changed_yaml(rng, file.read_text()), errors="surrogatepass")
     verbs = {
         "knn": [],
         "compare": [],
