@@ -41,7 +41,7 @@ def main() -> int:
         nonlocal shown
         if outcome.fault is not None or time.monotonic() > shown + 15:
             shown = time.monotonic()
-            print(f"seed {outcome.seed}: {ascii(outcome.fault or 'no fault')}", flush=True)
+            print(f"seed {outcome.seed}: {outcome.fault or 'no fault'!a}", flush=True)
 
     # kills and calls at the same time; a pool of processes would have threads, which must not be forked
     killer = subprocess.Popen(
