@@ -148,14 +148,15 @@ class Result(Record):
     @classmethod
     def from_json(cls, value: Any) -> Self:
         result = super().from_json(value)
-        grid = result.details.get("grid") or {}
+        details = {name: part for name, part in result.details.items() if part is not None}
+        grid = details.get("grid", {})
         if not isinstance(grid, dict) or not all(isinstance(values, list) for values in grid.values()):
             raise ValueError("grid is not an object of lists")
-        if not isinstance(result.details.get("changed") or {}, dict):
+        if not isinstance(details.get("changed", {}), dict):
             raise ValueError("changed is not an object")
         checked: list[tuple[dict[str, Any], tuple[str, ...]]] = [(result.details, ())]
         for name, needed in cls.ROWS.items():
-            rows = result.details.get(name) or []
+            rows = details.get(name, [])
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
                 raise ValueError(f"{name} is not a list of objects")
             checked += [(row, needed) for row in rows]

@@ -122,3 +122,10 @@ def test_a_report_of_a_run_that_cannot_be_written_to(run, tmp_path, monkeypatch)
     monkeypatch.setattr(os, "open", read_only)
     assert cli.main(["report", str(run), "--out", str(tmp_path / "second.html")]) == 0
     assert (tmp_path / "second.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("value", [0, False, "", 3, {}])
+def test_rows_of_a_result_are_a_list(value, run, capfd):
+    path = run / "results/probe-quick-changed-sem-epochs-2.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"per_temperature": value}))
+    assert cli.main(["compare", str(run)]) in (0, 2) and "Traceback" not in capfd.readouterr().err

@@ -56,7 +56,7 @@ def make_world(root: Path) -> World:
     torch.set_num_threads(1)  # a forked process has no others
     world = World(root)
     for i in range(24):
-        picture = Image.effect_noise((20, 20), 20 + 3 * i).convert("RGB")
+        picture = Image.frombytes("RGB", (20, 20), random.Random(i).randbytes(1200))
         for folder in (world.photos, world.classes / "ab"[i % 2]):
             folder.mkdir(parents=True, exist_ok=True)
             picture.save(folder / f"{i:02d}.png")
@@ -150,7 +150,7 @@ def arguments(rng: random.Random, world: World, here: Path) -> list[str]:
 
 
 def recipe(rng: random.Random, world: World, here: Path) -> list[str]:
-    run = shutil.copytree(world.run, here / "run")
+    run = world.run
     file = run / "recipe.yaml"
     file.write_text(zoo.changed_yaml(rng, file.read_text()), errors="surrogatepass")
     verbs = {
@@ -169,10 +169,10 @@ def result(rng: random.Random, world: World, here: Path) -> list[str]:
         (here / "paper").mkdir()
         (here / "paper" / source.name).write_text(zoo.changed_json(rng, source.read_text()), errors="replace")
         return ["reproduce", "--results", str(here), "--page", str(here / "page.md")]
-    run = shutil.copytree(world.run, here / "run")
+    run, other = world.run, shutil.copytree(world.run, here / "other")
     file = rng.choice(sorted((run / "results").glob("*.json")))
     file.write_text(zoo.changed_json(rng, file.read_text()), errors="replace")
-    return ["compare", str(run), str(world.run)]
+    return ["compare", str(run), str(other)]
 
 
 def array(rng: random.Random, world: World, here: Path) -> list[str]:
@@ -196,7 +196,7 @@ def image(rng: random.Random, world: World, here: Path) -> list[str]:
 
 
 def checkpoint(rng: random.Random, world: World, here: Path) -> list[str]:
-    run = shutil.copytree(world.run, here / "run")
+    run = world.run
     newest = sorted((run / "checkpoint").glob("step-*"))[-1]
     if rng.random() < 0.5:
         file = newest / "tensors.safetensors"
@@ -234,7 +234,11 @@ def case(seed: int, world: World) -> Outcome:
     category = CATEGORIES[seed % len(CATEGORIES)] if rng.random() < 0.5 else "arguments"
     here = Path(tempfile.mkdtemp(dir=world.root))
     try:
-        words = MAKERS[category](rng, world, here)
+        own = World(here)  # with a copy of the run, so that no call sees what others wrote
+        shutil.copytree(world.run, own.run)
+        own.photos.symlink_to(world.photos)
+        own.classes.symlink_to(world.classes)
+        words = MAKERS[category](rng, own, here)
         log = here / "log"
         child = os.fork()
         if child == 0:
