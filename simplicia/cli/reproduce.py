@@ -56,7 +56,8 @@ def reproduce(
     elif page is not None:
         from simplicia.experiments.tables import page as all_results
 
-        echo(f"written to {write_file(page, all_results(given.results, page).encode(), 'the page')}")
+        text = all_results(given.results, page).encode(errors="replace")  # results may hold lone surrogates
+        echo(f"written to {write_file(page, text, 'the page')}")
     elif name is None:
         raise UserError("reproduce takes an experiment's name, such as table1; --list shows them")
     else:
