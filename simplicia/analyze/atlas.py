@@ -86,6 +86,12 @@ class Atlas:
                 chosen.append(feature)
         return chosen, score
 
+    def best_simplices(self, count: int) -> tuple[list[int], Tensor]:
+        """The simplices of largest score, and the score (L,): information, or without classes contrast."""
+        labelled = self.shape[2] > 1
+        score = self.simplex_information() if labelled else self.contrast().square().sum(1).sqrt()
+        return score.argsort(descending=True, stable=True)[:count].tolist(), score
+
     def summary(self) -> AtlasSummary:
         """Count useful vertices and simplices, and list the simplices most informative about the class.
 

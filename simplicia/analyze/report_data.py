@@ -199,6 +199,21 @@ class Spectrum(Part):
     layers: list[LayerSpectrum]
 
 
+class ShownVertex(Part):
+    vertex: int
+    fired: int  # on how many images
+    classes: list[list[int]]  # [class, count], most first
+    images: list[int]  # of largest probability
+
+
+class ShownSimplex(Part):
+    """A simplex with the images that its most frequent vertices fire on."""
+
+    simplex: int
+    score: float  # information about the class, or without labels contrast
+    vertices: list[ShownVertex]
+
+
 class AtlasSummary(Part):
     simplices: int
     vertices: int
@@ -216,6 +231,7 @@ class AtlasSummary(Part):
     ranked_by: str = "contrast"  # or "information"
     # feature, simplex, vertex, score, fired, classes [[class, count]], superclasses, images, probabilities
     features: list[dict[str, Any]] = field(default_factory=list)
+    showcase: list[ShownSimplex] = field(default_factory=list)  # the best simplices; 0.1 had none
 
 
 class LayerPrecision(Part):

@@ -30,7 +30,7 @@ from simplicia.neighbours import cosine
 from simplicia.progress import Progress
 from simplicia.provenance import versions
 from simplicia.representation import represent
-from simplicia.run import Run
+from simplicia.run import Run, as_images
 from simplicia.sem import simplicial
 
 FIT_ON_CPU = 5000  # training images: minutes instead of an hour for 65,000 features
@@ -39,6 +39,7 @@ TEMPERATURES = (0.01, 0.1, 1.0)  # of the entropies, besides the run's own
 PRECISION_AT = (1, 2, 5, 10, 20, 50)
 FEATURES = 200  # of the atlas
 TOP_IMAGES = 12
+SHOWN_SIMPLICES, SHOWN_VERTICES, SHOWN_IMAGES = 6, 4, 5  # on the first screen of the page
 EXAMPLES = 12  # queries of the retrieval that are shown
 LABELS = {"sem": "SEM", "embedder": "embedder", "ica": "ICA of the encoder", "encoder": "encoder"}
 MOST_K = 50  # of the coherence
@@ -206,7 +207,10 @@ class Study:
         self.histogram = entropy_histogram(count(), vertices)
         self.codes = torch.cat(codes)
         features, score = atlas.ranked(FEATURES)
-        index = torch.tensor(features, device=device)
+        shown, simplex_score = atlas.best_simplices(SHOWN_SIMPLICES)
+        frequent = {s: largest(atlas.fired[s], SHOWN_VERTICES) for s in shown}  # [vertex, count]
+        of_simplices = [s * vertices + vertex for s in shown for vertex, _ in frequent[s]]
+        index = torch.tensor(features + of_simplices, device=device)
         batches = self._batches("images of the atlas", self.features)
         probabilities = torch.cat([self.layers["sem"](part)[:, index] for part in batches])
         best = probabilities.topk(min(TOP_IMAGES, len(self.features)), dim=0)
@@ -228,7 +232,24 @@ class Study:
             }
             for i, feature in enumerate(features)
         ]
-        return atlas.summary().replace(temperature=self.temperature, features=rows)
+        columns = iter(range(len(features), len(index)))
+        showcase = [
+            report_data.ShownSimplex(
+                s,
+                simplex_score[s].item(),
+                [
+                    report_data.ShownVertex(
+                        vertex,
+                        fired,
+                        [] if self.labels is None else largest(counts[i], 3),
+                        self._show(best.indices[:SHOWN_IMAGES, i].tolist()),
+                    )
+                    for (vertex, fired), i in zip(frequent[s], columns, strict=False)
+                ],
+            )
+            for s in shown
+        ]
+        return atlas.summary().replace(temperature=self.temperature, features=rows, showcase=showcase)
 
     def _entropy(self) -> report_data.EntropyCurves:
         (simplices, vertices), curves = self.shape, []
@@ -332,7 +353,7 @@ def write_thumbnails(data: ImageSet, indices: list[int], folder: Path) -> report
     from torchvision.transforms.functional import to_pil_image
     from torchvision.utils import make_grid
 
-    images, per_sheet = data.images[indices], COLUMNS * ROWS
+    images, per_sheet = _originals(data, indices), COLUMNS * ROWS
     side = min(TILE, max(images.shape[2:]))
     if tuple(images.shape[2:]) != (side, side):
         small = F.interpolate(images.float(), (side, side), mode="bilinear", antialias=True)
@@ -348,6 +369,17 @@ def write_thumbnails(data: ImageSet, indices: list[int], folder: Path) -> report
         file = data.files[index] if data.files else None
         tiles[str(index)] = report_data.Tile(i // per_sheet, column * side, row * side, label, file)
     return report_data.Thumbnails(side, sheets, tiles)
+
+
+def _originals(data: ImageSet, indices: list[int]) -> Tensor:
+    """The images that thumbnails show: decoded from their files again if the run sees smaller ones."""
+    images = data.images[indices]
+    if not (data.files and data.source) or min(images.shape[2:]) >= TILE:
+        return images
+    try:
+        return torch.cat([as_images([Path(data.source, data.files[index])], TILE) for index in indices])
+    except UserError:  # files that are gone, or have changed
+        return images
 
 
 def _image_sets(run: Run, name: str, data_dir: str | None) -> tuple[ImageSet | None, ImageSet, str]:

@@ -13,6 +13,7 @@ from simplicia.analyze.report_data import Analysis, DataFacts, Graph
 from simplicia.files import write_errors, write_file
 from simplicia.report.plots import Axis, Chart, Note, Series, save
 from simplicia.report.plots.chart import GREY
+from simplicia.result import Result
 
 Runs = list[tuple[str, Analysis]]  # by the names that the page gives them
 Curves = Iterator[tuple[str, Series]]  # of one run, each with its layer
@@ -26,8 +27,10 @@ TRAINING = {  # a column of the log: title, label of its axis
     "lr": ("Learning rate", "learning rate"),
     "images_per_s": ("Speed", "images per second"),
 }
+WORDS = {"sem": "simplices", "knn": "kNN"}  # for names of layers and online accuracies
+NOISE = 1e-12  # of the largest singular value of a covariance
 CAPTIONS = {
-    "online": "Online: the classifiers learn during pre-training. They are not the offline probes below.",
+    "online": "Online: the classifiers learn during pre-training. Do not compare them with offline probes.",
     "temperature": "Bars are one standard error. Temperature 0 is the codes: one-hot simplices.",
     "entropy": "0: one-hot; ln 2: uniform over two vertices; ln V: uniform over all V.",
     "coherence": "The share of a class's neighbours that are of its superclass, averaged over classes.",
@@ -80,7 +83,8 @@ def charts(runs: Runs) -> dict[str, list[Chart]]:
     sections: dict[str, list[Chart]] = {name: [] for name in names}
 
     def add(id: str, title: str, x: Axis, y: Axis, curves: CurvesOf, **lines: Any) -> None:
-        if series := _collect(runs, curves):
+        series = _collect(runs, curves)
+        if any(len(each.points) > 1 for each in series):  # one point is no curve; tables hold it
             chart = Chart(title, x, y, series, id, CAPTIONS.get(id, ""), **lines)
             sections["training" if id == "online" else id.partition("-")[0]].append(chart)
 
@@ -165,33 +169,54 @@ def _coherences(analysis: Analysis) -> Curves:
 
 def _singular_values(analysis: Analysis) -> Curves:
     for layer in analysis.spectrum.layers:
-        values = [value if value and value > 0 else None for value in layer.values]
-        yield layer.layer, Series(layer.layer, [at + 1 for at in layer.index], values)
+        # smaller ones are rounding errors of features in 32 bits
+        least = NOISE * max((value for value in layer.values if value is not None), default=0.0)
+        values = [value if value is not None and value > least else None for value in layer.values]
+        yield layer.layer, Series(layer_name(layer.layer), [at + 1 for at in layer.index], values)
 
 
 def _precisions(by: str, analysis: Analysis) -> Curves:
     for layer in analysis.retrieval.layers if analysis.retrieval else []:
         if analysis.retrieval and layer[by] is not None:
-            yield layer.layer, Series(layer.layer, analysis.retrieval.k, layer[by], markers=True)
+            yield layer.layer, Series(layer_name(layer.layer), analysis.retrieval.k, layer[by], markers=True)
 
 
 def online_curves(analysis: Analysis) -> Iterator[tuple[str, list[Any], list[float | None]]]:
     """The online accuracies: name, steps and values."""
     log = analysis.log.online
     for key in (key for key in log if key.startswith("online_")):
-        name = key.removeprefix("online_").removesuffix("_accuracy").replace("_", " ")
-        yield name, log.get("step", []), log[key]
+        head, _, temperature = key.removeprefix("online_").replace("_accuracy", "").partition("@")
+        name = layer_name(head)
+        yield name + (f" at temperature {temperature}" if temperature else ""), log.get("step", []), log[key]
 
 
 def per_temperature(analysis: Analysis) -> dict[str, list[tuple[float, float, float]]]:
-    """The results at several temperatures, by file: temperature, accuracy and standard error of each."""
-    results = {}
+    """The results at several temperatures, by name: temperature, accuracy and standard error of each."""
+    results: dict[str, list[tuple[float, float, float]]] = {}
     for file, result in analysis.results.items():
         rows = [row for row in result.get("per_temperature", []) if row.get("temperature") is not None]
         if rows:
             values = ((row["temperature"], row["accuracy"], row["standard_error"]) for row in rows)
-            results[file] = sorted(values)
+            name = describe(result)
+            results[name if name not in results else f"{name} ({file})"] = sorted(values)
     return results
+
+
+def layer_name(layer: str) -> str:
+    """A layer in words."""
+    return WORDS.get(layer, layer.replace("_", " "))
+
+
+def describe(result: Result) -> str:
+    """What a result measured, in words: "linear probe of the simplices, epochs 8"."""
+    preset = str(result.get("preset") or "").partition(",")[0]
+    kind = result.protocol.removeprefix("offline ").replace("weighted kNN", "kNN")
+    words = [f"{kind} of the {layer_name(result.layer)}" if result.layer else kind]
+    words += [f"settings: {preset}"] if preset not in ("", "quick") else []
+    changed = result.get("changed")
+    words += [f"{name} {value}" for name, value in changed.items()] if isinstance(changed, dict) else []
+    words += [f"{result.network} network"] if result.network != "online" else []
+    return ", ".join(words)
 
 
 def class_graph(graph: Graph, data: DataFacts) -> Chart:

@@ -223,6 +223,8 @@ function graph(panel, run, choose, say) {
   return (wanted) => {
     chosen = wanted;
     light(null);
+    if (wanted?.kind === "class" && !nodes.some(isChosen))
+      say(`${nameOf(run, wanted)}: none of its ${sizes.value} features is shared with another class.`);
     for (const button of panel.querySelectorAll("[data-class]"))
       button.toggleAttribute("aria-current", wanted?.kind === "class" && Number(button.dataset.class) === wanted.index);
   };

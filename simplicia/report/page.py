@@ -22,6 +22,7 @@ from simplicia.files import write_file
 from simplicia.report import figures, tables
 from simplicia.report.figures import Runs
 from simplicia.report.plots import BOX, layout
+from simplicia.report.summary import summarise
 
 SHEET = re.compile(r"thumbnails-\d+\.jpg")
 JPEG = b"\xff\xd8\xff"
@@ -55,6 +56,7 @@ def page(analyses: Analyses) -> str:
         warnings=_warnings(runs) + missing,
         charts=charts,
         **BOX,
+        summaries=[summarise(analysis) for _, analysis in runs],
         tables=tables.page_tables(runs),
         stored=[(name, tables.stored(analysis.results)) for name, analysis in runs],
         recipes=[(name, json.dumps(analysis.run.recipe, indent=1)) for name, analysis in runs],

@@ -3,14 +3,16 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
 
 from simplicia.analyze.report_data import Analysis
 from simplicia.progress import duration
-from simplicia.report.figures import Runs, join, online_curves, per_temperature
+from simplicia.report.figures import Runs, describe, join, layer_name, online_curves, per_temperature
 from simplicia.result import Result, is_number
 
+PRECISIONS = {"32": "32-bit", "bf16": "bfloat16"}
 LONGEST = 20_000  # characters of a stored result that are shown
 SETTINGS = {  # label: name in the recipe, format of a number
     "data": ("data", "{}"),
@@ -19,7 +21,6 @@ SETTINGS = {  # label: name in the recipe, format of a number
     "batch size": ("batch_size", "{:,}"),
     "optimiser": ("optim.name", "{}"),
     "learning rate": ("optim.lr", "{:g}"),
-    "precision": ("precision", "{}"),
     "seed": ("seed", "{}"),
 }
 
@@ -72,9 +73,20 @@ def _settings(analysis: Analysis) -> Iterator[Row]:
     for label, (name, pattern) in SETTINGS.items():
         yield label, _setting(run.recipe, name, pattern)
     yield "steps", number(run.step, "{:,}", "" if run.finished else f"of {run.total_steps:,}: unfinished")
+    precision = run.recipe.get("precision")
+    yield "precision", Cell(PRECISIONS.get(str(precision), str(precision)))
     yield "last loss", number(run.loss, "{:.4f}")
     yield "analysed images", number(data.images, "{:,}", f"{data.split} images of {data.name}")
-    yield "analysed with", Cell(f"Simplicia {by.simplicia}, PyTorch {by.torch}", note=by.date)
+    yield "analysed with", Cell(f"Simplicia {by.simplicia}, PyTorch {by.torch}", note=readable(by.date))
+
+
+def readable(date: str) -> str:
+    """An ISO date as people write it, such as "18 November 2026, 21:18 UTC"."""
+    try:
+        at = datetime.fromisoformat(date).astimezone(UTC)
+    except ValueError:
+        return date
+    return f"{at.day} {at:%B %Y, %H:%M} UTC"
 
 
 def _offline(runs: Runs) -> Table:
@@ -85,9 +97,7 @@ def _offline(runs: Runs) -> Table:
         first = next(result for result in results if result is not None)
         if first.accuracy is None or first.online:
             continue
-        network = "" if first.network == "online" else f"{first.network} network"
-        name = ", ".join(part for part in (first.protocol, first.layer, first.dataset, network) if part)
-        name = name if name.startswith("offline") else f"offline, {name}"
+        name = f"{describe(first)}, on {first.dataset}" if first.dataset else describe(first)
         rows[name if name not in rows else f"{name} ({file})"] = [
             Cell() if result is None else _accuracy(result, analysis.run.step)
             for result, (_, analysis) in zip(results, runs, strict=True)
@@ -137,7 +147,7 @@ def _simplices(analysis: Analysis) -> Iterator[Row]:
 
 def _ranks(analysis: Analysis) -> Iterator[Row]:
     for layer in analysis.spectrum.layers:
-        yield layer.layer, number(layer.effective_rank, "{:.1f}", f"of {layer.features:,}")
+        yield layer_name(layer.layer), number(layer.effective_rank, "{:.1f}", f"of {layer.features:,}")
 
 
 def _cost(analysis: Analysis) -> Iterator[Row]:

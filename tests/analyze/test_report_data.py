@@ -146,8 +146,8 @@ def test_an_up_to_date_analysis_is_not_repeated(runs, analysed, capsys):
 
 
 def test_figures_of_several_runs(runs, analysed, tmp_path):
-    row = {"temperature": 0.0, "accuracy": 5.0, "standard_error": 1.0}
-    runs[0].write_result("probe-cifar-sem", {"protocol": "probe", "per_temperature": [row]})
+    rows = [{"temperature": tau, "accuracy": 5.0, "standard_error": 1.0} for tau in (0.0, 1.0)]
+    runs[0].write_result("probe-cifar-sem", {"protocol": "probe", "per_temperature": rows})
     paths = [str(run.path) for run in runs]
     assert main(["analyze", *paths, *QUICK, "--figures", str(tmp_path)]) == 0
     names = {path.stem for path in tmp_path.iterdir()}

@@ -249,6 +249,26 @@ def test_no_horizontal_scrolling_on_a_phone_in_dark_mode(runs, visit):
     assert red < 64
 
 
+def test_the_navigation_shows_on_a_phone_that_there_is_more(runs, visit):
+    page = visit(runs["sem"] / "report.html", viewport={"width": 390, "height": 800})
+    mask = "getComputedStyle(document.querySelector('nav')).maskImage"
+    assert page.evaluate("document.querySelector('nav').scrollWidth") > 390
+    assert "linear-gradient" in page.evaluate(mask)
+    page = visit(runs["sem"] / "report.html")
+    assert page.evaluate(mask) == "none"
+
+
+def test_a_class_that_shares_no_feature_says_so(runs, visit, tmp_path):
+    stored = analysis(runs["sem"])
+    for graph in stored["coherence"]["graphs"]:
+        graph["edges"] = [edge for edge in graph["edges"] if edge[0] != 0]
+    page = visit(write([(Analysis.from_json(stored), runs["sem"] / "analysis")], tmp_path / "page.html"))
+    settled(page)
+    page.locator(".search input").fill(stored["data"]["classes"][0])
+    page.keyboard.press("Enter")
+    assert "none of its 5 features is shared with another class" in page.locator(".choice").text_content()
+
+
 def test_print_is_light_and_hides_interactive_elements(runs, visit):
     page = visit(runs["sem"] / "report.html", color_scheme="dark")
     page.click("#theme")

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 import tomllib
+from dataclasses import replace
 from fnmatch import fnmatch
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,13 +13,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import simplicia.report
 from simplicia.analyze.report_data import Analysis
+from simplicia.analyze.study import _originals
 from simplicia.cli import main
+from simplicia.data.datasets import read_all
 from simplicia.report.page import embedded, page
 from simplicia.report.plots import Axis
 from simplicia.report.plots.svg import Scale
+from simplicia.report.summary import summarise
+from simplicia.report.tables import readable
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -68,16 +74,18 @@ def test_tables_hold_the_exact_numbers(runs):
     stored, tables = analysis(runs["sem"]), Tables((runs["sem"] / "report.html").read_text())
     results = stored["results"]
     offline = tables["offline"]
-    assert offline["offline linear probe, sem, shapes"] == [results["probe-sem"]["accuracy"]]
-    assert offline["offline linear probe, encoder, shapes"] == [results["probe-encoder"]["accuracy"]]
+    assert offline["linear probe of the simplices, on shapes"] == [results["probe-sem"]["accuracy"]]
+    assert offline["linear probe of the encoder, on shapes"] == [results["probe-encoder"]["accuracy"]]
     knn = next(values for words, values in offline.items() if "kNN" in words)
     assert knn == [results["knn-codes"]["accuracy"]] and len(offline) == 3
-    assert tables["online-last"] == {"online, encoder": [8 + 1 / 3], "online, knn": [14.0]}
+    assert tables["online-last"] == {"online, encoder": [8 + 1 / 3], "online, kNN": [14.0]}
     expected = {
         f"{row['temperature']:g}": [row["accuracy"]] for row in results["probe-sem"]["per_temperature"]
     }
     assert len(expected) == 3 and tables["temperatures"] == expected
-    assert tables["ranks"] == {r["layer"]: [r["effective_rank"]] for r in stored["spectrum"]["layers"]}
+    assert tables["ranks"] == {
+        r["layer"].replace("sem", "simplices"): [r["effective_rank"]] for r in stored["spectrum"]["layers"]
+    }
     classifiers = {f"offline, {c['label']}": [c["test_accuracy"]] for c in stored["coherence"]["curves"]}
     assert tables["classifiers"] == classifiers
     assert tables["simplices"]["dead vertices"] == [stored["atlas"]["dead_vertices"]]
@@ -114,14 +122,14 @@ def test_two_runs_have_a_column_and_a_line_each(runs):
     tables, charts = Tables(text), data_of(text)["charts"]
     sem, base = (analysis(folder.parent) for folder in folders)
     assert tables["settings"]["steps"] == [sem["run"]["step"], base["run"]["step"]]
-    assert tables["offline"]["offline linear probe, sem, shapes"] == [
+    assert tables["offline"]["linear probe of the simplices, on shapes"] == [
         sem["results"]["probe-sem"]["accuracy"],
         None,
     ]
     ranks = tables["ranks"]
-    assert None not in ranks["encoder"] and ranks["sem"][1] is None
+    assert None not in ranks["encoder"] and ranks["simplices"][1] is None
     names = {line["name"] for line in charts["spectrum"]["series"]}
-    assert {"shapes-byol-sem, encoder", "shapes-byol, encoder", "shapes-byol-sem, sem"} <= names
+    assert {"shapes-byol-sem, encoder", "shapes-byol, encoder", "shapes-byol-sem, simplices"} <= names
     assert text.count('role="tab"') == 2
 
 
@@ -194,7 +202,7 @@ def test_report_reuses_a_matching_analysis_and_rereads_results(runs, tmp_path):
     (run / "results/probe-encoder.json").write_text(json.dumps(result))
     assert main(["report", str(run), "--device", "cpu", "--out", str(tmp_path / "a.html")]) == 0
     assert Tables((tmp_path / "a.html").read_text())["offline"] == {
-        "offline linear probe, encoder, shapes": [12.345]
+        "linear probe of the encoder, on shapes": [12.345]
     }
     assert analysis(run)["provenance"] == before["provenance"] and analysis(run)["data"]["images"] == 300
     assert main(["report", str(run), "--device", "cpu", "--images", "100"]) == 0
@@ -290,3 +298,78 @@ def test_files_of_the_page_are_packaged():
     needed = [f"report/{path.name}" for path in folder.iterdir() if path.suffix in (".js", ".css", ".j2")]
     assert len(needed) == 4
     assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in needed)
+
+
+def overview(analysis):
+    return summarise(Analysis.from_json(analysis))
+
+
+def test_the_first_screen_has_the_best_probe_and_knn_and_six_simplices(runs):
+    stored = analysis(runs["sem"])
+    results, summary = stored["results"], overview(stored)
+    best = max(results["probe-sem"]["accuracy"], results["probe-encoder"]["accuracy"])
+    headlines = {name: cell.value for name, cell in summary.headlines}
+    assert headlines["accuracy"] == best and headlines["kNN accuracy"] == results["knn-codes"]["accuracy"]
+    information = [row["information"] for row in stored["atlas"]["best_simplices"]]
+    assert [s["number"] for s in summary.simplices] == [
+        row["simplex"] for row in stored["atlas"]["best_simplices"][:6]
+    ]
+    assert information == sorted(information, reverse=True)
+    for simplex in summary.simplices:
+        fired = [vertex["fired"] for vertex in simplex["vertices"]]
+        assert fired == sorted(fired, reverse=True) and min(fired) > 0
+        assert all(vertex["images"] and vertex["names"] for vertex in simplex["vertices"])
+    text = (runs["sem"] / "report.html").read_text()
+    pictures = sum(len(vertex["images"]) for s in summary.simplices for vertex in s["vertices"])
+    section = text[text.index('id="overview"') : text.index('id="accuracy"')]
+    assert section.count('class="thumb ') == pictures
+    assert text.index('id="overview"') < text.index('id="results"') < text.index('id="settings"')
+
+
+def test_health_is_a_sentence_for_each_problem(runs):
+    stored = analysis(runs["sem"])
+    assert (True, "Features did not collapse.") in overview(stored).health
+    for layer in stored["spectrum"]["layers"]:
+        layer["effective_rank"] = 1.2
+    stored["atlas"] |= {"constant_simplices": 3, "dead_vertices": 0}
+    stored["run"]["finished"] = False
+    health = dict(reversed(row) for row in overview(stored).health)
+    assert health["Features collapsed: different images have nearly equal features."] is False
+    assert health["25 % of the simplices give every image the same code."] is False
+    assert health["All vertices are used."] is True
+    assert any(text.startswith("Training is unfinished") and not fine for text, fine in health.items())
+
+
+def test_an_unlabelled_run_speaks_of_images_and_clusters(runs):
+    text = (runs["unlabelled"] / "report.html").read_text()
+    section = text[text.index('id="overview"') : text.index('id="warnings"')]
+    words = re.sub("<[^>]*>", "", section)
+    assert "without labels" in words and "cluster" in words and "class" not in words
+    assert "Find a feature" in text
+
+
+def test_one_point_draws_no_line_and_the_spectrum_ends_at_rounding_errors(runs):
+    stored = analysis(runs["sem"])
+    stored["log"]["online"] = {"step": [5], "online_knn_accuracy": [12.5]}
+    layer = stored["spectrum"]["layers"][0]
+    layer |= {"values": [1.0, 1e-3, 1e-13, 0.0], "index": [0, 1, 2, 3]}
+    charts = data_of(page_of((stored, runs["sem"] / "analysis")))["charts"]
+    assert "online" not in charts
+    line = next(s for s in charts["spectrum"]["series"] if s["name"] == layer["layer"])
+    assert line["y"] == [1.0, 1e-3]
+
+
+def test_dates_and_precisions_are_readable(runs):
+    stored = analysis(runs["sem"])
+    stored["provenance"]["date"] = "2026-11-18T23:59:10+02:00"
+    text = page_of((stored, runs["sem"] / "analysis"))
+    assert "18 November 2026, 21:59 UTC" in text and "32-bit" in text
+    assert readable("yesterday") == "yesterday"
+
+
+def test_thumbnails_show_the_original_files_where_the_run_sees_smaller_ones(tmp_path):
+    Image.effect_noise((96, 96), 90).convert("RGB").save(tmp_path / "a.png")
+    small = read_all(tmp_path, 16)
+    assert _originals(replace(small, source=str(tmp_path)), [0]).shape[2:] == (64, 64)
+    (tmp_path / "a.png").unlink()
+    assert _originals(replace(small, source=str(tmp_path)), [0]).shape[2:] == (16, 16)
