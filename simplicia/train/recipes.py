@@ -41,6 +41,13 @@ TAILS: dict[str, dict[str, Any]] = {
     "-embed": {"bottleneck": "embed"},
     "-gumbel": {"bottleneck": "gumbel", "sem.temperature": 2.0},
     "-vq": {"bottleneck": "vq", "sem.simplices": 512, "sem.vertices": 128},
+    "-vq-shared": {
+        "bottleneck": "vq-shared",
+        "sem.simplices": 512,
+        "sem.vertices": 128,
+        "vq.dimensions": 16,
+        "vq.commitment": 0.01,
+    },
 }
 # the paper's ImageNet, as far as it suits other data
 IMAGENET: dict[str, dict[str, Any]] = {
@@ -119,7 +126,7 @@ def get(name: str) -> Recipe:
         **_tails()[tail],
     }
     if data == "shapes":
-        changes |= {"options": SMALL.get(method, {})} | (SMALL_VQ if tail == "-vq" else {})
+        changes |= {"options": SMALL.get(method, {})} | (SMALL_VQ if "-vq" in tail else {})
         changes["optim.lr"] = 0.05 if method in ("barlow", "vicreg") else 0.5  # their losses are sums
     return with_changes(Recipe(), changes)
 
