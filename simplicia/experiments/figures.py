@@ -13,7 +13,12 @@ from simplicia.report.plots import Axis, Chart, Note, Series, check_suffix, save
 from simplicia.report.plots.chart import GREY
 from simplicia.result import is_number
 
-BUDGET = {"epochs": ", {} epochs", "batch_size": ", batch {}", "probe": ", probe {}"}  # in a line's name
+BUDGET = {
+    "epochs": ", {} epochs",
+    "batch_size": ", batch {}",
+    "probe": ", probe {}",
+    "protocol": ", {}",
+}  # in a line's name
 
 
 def draw(experiment: Experiment, rows: list[CellResult], path: Path) -> None:

@@ -14,6 +14,7 @@ from simplicia.errors import UserError
 from simplicia.experiments import store
 from simplicia.experiments.experiment import EXPERIMENTS, Column, Experiment
 from simplicia.experiments.store import CellResult
+from simplicia.result import paired_error
 
 Pair = tuple[CellResult, CellResult]  # without SEM, with it
 PROTOCOL = ("pretrained_on", "batch_size", "protocol", "probe")  # equal in these: comparable
@@ -91,7 +92,7 @@ def markdown(experiment: Experiment, rows: list[CellResult], link: str | None = 
     rows = sorted(rows, key=lambda row: (experiment.index(row.cell), row.seed or 0))
     parts = []
     for comparable in _grouped(rows, *PROTOCOL):
-        budgets = _grouped(comparable, *(["device"] if experiment.mixes_epochs else ["epochs", "device"]))
+        budgets = _grouped(comparable, *_budget(experiment), "device")
         measured = [row for row in comparable if row.accuracy is not None]
         with_epochs = [row for row in measured if row.epochs is not None]
         several = len({row.epochs for row in with_epochs}) > 1 and not experiment.mixes_epochs
@@ -104,7 +105,7 @@ def markdown(experiment: Experiment, rows: list[CellResult], link: str | None = 
 def longest_pairs(experiment: Experiment, rows: list[CellResult]) -> dict[str, list[Pair]]:
     """The pairs of the budget with most of them; of several such, the one with most epochs."""
     measured = [row for row in rows if row.accuracy is not None]
-    budgets = sorted(_grouped(measured, *PROTOCOL, "epochs"), key=_longest_first)
+    budgets = sorted(_grouped(measured, *PROTOCOL, *_budget(experiment)), key=_longest_first)
     return max((_pairs(experiment, group) for group in budgets), key=len, default={})
 
 
@@ -114,9 +115,23 @@ def _pairs(experiment: Experiment, rows: list[CellResult]) -> dict[str, list[Pai
     pairs: dict[str, list[Pair]] = {}
     for cell in experiment.cells:
         for (name, seed), row in by_seed.items():
-            if name == cell.baseline and (cell.name, seed) in by_seed:
-                pairs.setdefault(cell.name, []).append((row, by_seed[cell.name, seed]))
+            part = f", {row.part}" if row.part else ""
+            if name == f"{cell.baseline}{part}" and (cell.name + part, seed) in by_seed:
+                pairs.setdefault(cell.name + part, []).append((row, by_seed[cell.name + part, seed]))
     return pairs
+
+
+def error_of_difference(one: CellResult, two: CellResult) -> tuple[float, bool]:
+    """Standard error of the difference of two accuracies, and whether it pairs their test images."""
+    stored = (one.get("correct_images"), two.get("correct_images"))
+    paired = paired_error(*stored) if one.dataset == two.dataset else None
+    independent = math.hypot(one.standard_error or 0, two.standard_error or 0)
+    return (independent, False) if paired is None else (paired, True)
+
+
+def _budget(experiment: Experiment) -> list[str]:
+    """What rows of one table have in common, besides the protocol and the device."""
+    return [] if experiment.mixes_epochs else ["epochs"]
 
 
 def _grouped(rows: Iterable[CellResult], *keys: str) -> list[list[CellResult]]:
@@ -156,19 +171,21 @@ def _differences(experiment: Experiment, rows: list[CellResult], link: str | Non
     """A table of what SEM adds to the accuracy, if there are cells with and without it."""
     with_error = [row for row in rows if row.standard_error is not None]
     lines = []
-    for group in sorted(_grouped(with_error, "epochs"), key=_longest_first):
+    for group in sorted(_grouped(with_error, *_budget(experiment)), key=_longest_first):
         for pairs in _pairs(experiment, group).values():
             added = [(b.accuracy or 0) - (a.accuracy or 0) for a, b in pairs]
-            errors = [math.hypot(a.standard_error or 0, b.standard_error or 0) for a, b in pairs]
+            errors, are_paired = zip(*(error_of_difference(a, b) for a, b in pairs), strict=True)
             papers = [row.paper for row in pairs[0] if row.paper is not None]
             ours = f"{statistics.mean(added):+.1f} ± {statistics.mean(errors):.1f}"
             paper = f"{papers[1] - papers[0]:+.1f}" if len(papers) == 2 else "-"
             each = ", ".join(
                 f"{a.get('seed', '-')}: {x:+.1f}" for (a, _), x in zip(pairs, added, strict=True)
             )
-            lines.append([_name(pairs[0][1], link), str(group[0].get("epochs", "-")), ours, paper, each])
-    titles = ["cell", "epochs", "ours", f"paper, {experiment.epochs} epochs", "seed by seed"]
-    error = "±: standard error of the test images of one seed"
+            how = "paired" if all(are_paired) else "unpaired"
+            epochs = str(pairs[0][1].get("epochs", "-"))
+            lines.append([_name(pairs[0][1], link), epochs, ours, how, paper, each])
+    titles = ["cell", "epochs", "ours", "±", f"paper, {experiment.epochs} epochs", "seed by seed"]
+    error = "±: standard error of the test images of one seed, paired if both results say which are correct"
     title = f"{experiment.title}: what SEM adds, in percent"
     return [_table(f"{title}; {_protocol(rows[0])}; {error}", titles, lines)] if lines else []
 
