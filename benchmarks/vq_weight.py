@@ -3,7 +3,7 @@
     python benchmarks/vq_weight.py --json results/shapes/vq-weight.json
 
 BYOL is trained on nine tenths of the training images with both forms and each weight; a row has the kNN
-accuracy on the last tenth. No test image is read. The file is written after each run.
+accuracy on the last tenth. No test image is read. The file is written after each run; its rows are kept.
 """
 
 import argparse
@@ -30,9 +30,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    rows = []
+    rows = json.loads(options.json.read_text()) if options.json.exists() else []
+    known = {(row["bottleneck"], row["commitment"], row["epochs"], row["seed"]) for row in rows}
     for form in options.forms:
         for weight in options.weights:
+            if (form, weight, options.epochs, options.seed) in known:
+                continue
             changes = {
                 "epochs": options.epochs,
                 "seed": options.seed,
