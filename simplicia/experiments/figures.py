@@ -38,6 +38,8 @@ def line_chart(experiment: Experiment, figure: Figure, rows: list[CellResult]) -
     """A line for each series of cells, or for each cell that is a curve itself; of several seeds the mean."""
     lines: dict[str, dict[float, list[float]]] = {}
     differ = {key: text for key, text in BUDGET.items() if len({row[key] for row in rows} - {None}) > 1}
+    if experiment.mixes_epochs:
+        differ.pop("epochs", None)
     for row in rows:
         match = re.search(figure.cell, row.cell)
         x = row.get(figure.field) if figure.field else match and float(match[1])

@@ -37,9 +37,9 @@ On the paper's data set with the paper's protocol of measuring. Pre-training fol
 which differ from the paper's in three defaults: the first convolution has padding 1 (the authors' code: 2),
 the projector receives p - 1/V instead of p, and the learning rate moves at every step instead of once per
 epoch. p - 1/V equals p only where BatchNorm follows the projector's first layer (BYOL, Barlow Twins, SwAV,
-VICReg); in SimCLR, MoCo and DINO it changes training. SwAV's prototypes have length 1, as in its own paper; the authors' code trains their lengths. Each
-table states its budget: where it is less than the paper's (1000 epochs on CIFAR-100, 200 on ImageNet), the
-numbers are those of a shorter training.
+VICReg); in SimCLR, MoCo and DINO it changes training. SwAV's prototypes have length 1, as in its own paper;
+the authors' code trains their lengths. Each table states its budget: where it is less than the paper's (1000
+epochs on CIFAR-100, 200 on ImageNet), the numbers are those of a shorter training.
 """
 OTHER = """## On other data, or by other rules
 
