@@ -166,7 +166,7 @@ def _table1(folder: Path, page: Path) -> str:
         lines.append([name, *_means(pairs), *difference(pairs), _seeds([a for a, _ in pairs]), *papers])
     if not lines:
         return ""
-    epochs = next(iter(methods.values()))[0][0].epochs
+    epochs = next(iter(methods.values()))[0][0].get("epochs", "unknown")
     titles = ["method", "alone, %", "with SEM, %", "SEM adds", "±", "seeds", "paper, alone", "with SEM"]
     return table(f"{experiment.title}, {epochs} epochs; the paper: {experiment.epochs}", titles, lines)
 

@@ -40,7 +40,8 @@ TAILS: dict[str, dict[str, Any]] = {
     "-sem8": {"bottleneck": "sem", "sem.blocks": 8},
     "-embed": {"bottleneck": "embed"},
     "-gumbel": {"bottleneck": "gumbel", "sem.temperature": 2.0},
-    "-vq": {"bottleneck": "vq", "sem.simplices": 512, "sem.vertices": 128},
+    # commitments were chosen on held-out training images (results/shapes/vq-weight.json)
+    "-vq": {"bottleneck": "vq", "sem.simplices": 512, "sem.vertices": 128, "vq.commitment": 0.002},
     "-vq-shared": {
         "bottleneck": "vq-shared",
         "sem.simplices": 512,
