@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from simplicia.experiments.cifar import METHODS
+from simplicia.train import recipes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
+LAYERS = ("encoder", "quantised")  # of a run with vector quantisation
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*DOCS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", RESULTS / "README.md"]
 SNIPPETS = [
@@ -392,6 +394,23 @@ def test_bottlenecks_shows_the_stored_accuracies():
         accuracies = f"{row['knn_accuracy']:.1f} | {row['untrained_knn_accuracy']:.1f}"
         assert f"| {row['bottleneck']} | {row['layer']} | {accuracies} |" in page
         assert row["knn_accuracy"] > row["untrained_knn_accuracy"]
+
+
+def test_bottlenecks_shows_the_weights_of_vector_quantisation():
+    page, rows = text("docs/bottlenecks.md"), stored("shapes/vq-weight.json")
+    assert {row["protocol"] for row in rows} == {"kNN on held-out training images"}
+    by_weight = {}
+    for row in rows:
+        parts = by_weight.setdefault(row["commitment"], {"vq": "- | -", "vq-shared": "- | -"})
+        parts[row["bottleneck"]] = f"{row['encoder']:.1f} | {row['quantised']:.1f}"
+    for weight, parts in by_weight.items():
+        assert f"| {weight:g} | {parts['vq']} | {parts['vq-shared']} |" in page
+    for form in ("vq", "vq-shared"):
+        of_form = {row["commitment"]: row for row in rows if row["bottleneck"] == form}
+        chosen = recipes.get(f"cifar100-byol-{form}").vq.commitment
+        assert chosen == max(of_form, key=lambda weight: of_form[weight]["quantised"])
+        assert f"{chosen:g} for `{form}`" in page
+        assert all(of_form[0.25][layer] == min(r[layer] for r in of_form.values()) for layer in LAYERS)
 
 
 def test_pretrain_shows_the_stored_accuracies_of_smaller_views():

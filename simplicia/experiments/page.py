@@ -78,7 +78,7 @@ class Planned:
 
 
 PLANNED = (  # the cheapest decisive ones first
-    Planned("equal-time"),
+    Planned("equal-time", ("time of 200",)),
     Planned("embed-control"),
     Planned("centred"),
     Planned("learning-rate"),
@@ -92,6 +92,7 @@ PLANNED = (  # the cheapest decisive ones first
         Planned(name, (), 100)
         for name in ("tau-pretrain", "L-sweep", "V-sweep", "embedder-type", "embedder-bn")
     ),
+    Planned("equal-time", ("time of 100",)),
     Planned("dino-scout"),
     Planned("table1", ("byol", "vicreg"), 200, (1, 2)),
     Planned("speedrun", ("record",), None, (0, 1, 2)),
@@ -154,7 +155,7 @@ def _front(results: Path, page: Path) -> list[str]:
     folder = results / "paper"
     parts = [_note(folder / "front.json"), _table1(folder, page), _equal_time(folder, page)]
     parts += [_controls(folder, page), _left(folder, results / "bench" / "step.json")]
-    return ["## At a glance\n", *filter(None, parts)]
+    return ["## At a glance\n", *(part.rstrip("\n") + "\n" for part in parts if part)]
 
 
 def _table1(folder: Path, page: Path) -> str:

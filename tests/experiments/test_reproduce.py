@@ -106,7 +106,8 @@ def test_equal_time_trains_sem_for_the_time_of_its_base(images, measured, monkey
     monkeypatch.setattr("simplicia.experiments.job.Session.step_ms", None)  # stored times decide from now on
     assert call(images, measured, *words) == 0 and rows(measured, "equal-time")[1] == sem
     target = measured / "time.svg"
-    assert call(images, measured, "equal-time", "--figure", target) == 0
+    words = ["--data", str(images), "--results", str(measured / "results"), "--figure", str(target)]
+    assert cli.main(["reproduce", "equal-time", *words]) == 0  # of all epochs
     assert ">BYOL + SEM<" in target.read_text() and ">seconds of steps<" in target.read_text()
 
 

@@ -170,6 +170,38 @@ def test_page_separates_the_papers_protocol_from_others(tmp_path):
     assert "[BYOL](../results/other/table1.json) | 70.7 | 33.3" in second and "A note" not in second
 
 
+def test_page_opens_with_what_a_reader_takes_in_at_once(tmp_path):
+    (tmp_path / "paper").mkdir()
+    short = {"paper": None, "seed": 0}
+    timed = row(experiment="equal-time", cell="BYOL, time of 200 epochs", **short)
+    files = {
+        "table1": [row(), row(cell="BYOL + SEM", accuracy=64.0, paper=73.9), row(seed=1, accuracy=62.0)],
+        "equal-time": [timed, timed | {"cell": "BYOL + SEM/8, time of 200 epochs", "epochs": 163}],
+        "centred": [row(cell="MoCo + SEM, p", **short), row(cell="MoCo + SEM, p", seed=1, accuracy=62.26)],
+    }
+    for name, cells in files.items():
+        (tmp_path / "paper" / f"{name}.json").write_text(json.dumps(cells))
+    (tmp_path / "paper" / "front.md").write_text("In short.\n")
+    text = page(tmp_path, tmp_path / "page.md")
+    first = text[: text.index("## On the paper's data")]
+    assert first.index("## At a glance\n\nIn short.\n\n**Seven methods") < first.index("**Controls.**")
+    assert (
+        "| [BYOL](paper/table1.json) | 61.3 ± 0.5 | 64.0 ± 0.5 | +2.7 ± 0.7 | unpaired | 0 | 70.7 | 73.9 |"
+        in first
+    )
+    assert "61.3 ± 0.5 | 61.3 ± 0.5 | +0.0 ± 0.7 | unpaired | 200 and 163 | 0 |" in first
+    assert "| centred | [MoCo + SEM, p](paper/centred.json) | 61.8 ± 0.7 | 200 | 0, 1 |" in first
+    assert "| `reproduce centred` | 5 | unknown |" in first
+    assert "| `reproduce table1 --only byol vicreg --epochs 200 --seeds 1 2` | 3 | unknown |" in first
+    times = [
+        {"recipe": f"cifar100-{name}", "changes": {}, "ms_per_step": 10.0} for name in ("byol", "simclr")
+    ]
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "step.json").write_text(json.dumps(times))
+    (line,) = (x for x in page(tmp_path, tmp_path / "page.md").splitlines() if "reproduce dino-scout" in x)
+    assert int(line.split("|")[-2].replace(",", "")) > 0
+
+
 def test_page_lists_missing_cells_at_the_most_common_budget(tmp_path):
     target = tmp_path / "a page" / "results.md"
     (tmp_path / "my results" / "paper").mkdir(parents=True)
