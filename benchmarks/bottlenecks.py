@@ -1,10 +1,12 @@
 """BYOL with every bottleneck on the built-in shapes, against the same network untrained, by kNN.
 
-``python benchmarks/bottlenecks.py [OUT.json]``; about a minute and a half for each on two CPU cores.
+    python benchmarks/bottlenecks.py [--only vq vq-shared] [--json results/shapes/bottlenecks.json]
+
+About a minute and a half for each on two CPU cores. Rows of other bottlenecks in the file stay.
 """
 
+import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -14,9 +16,15 @@ from simplicia.evaluate.knn import knn
 from simplicia.provenance import commit
 
 
-def main(out: str = "results/shapes/bottlenecks.json") -> None:
-    at, rows = commit(), []
-    for name in bottlenecks.names():
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=bottlenecks.names(), default=bottlenecks.names())
+    parser.add_argument("--json", type=Path, default=Path("results/shapes/bottlenecks.json"))
+    options = parser.parse_args()
+    out, at = options.json, commit()
+    stored = json.loads(out.read_text()) if out.exists() else []
+    rows = [row for row in stored if row["bottleneck"] not in options.only]
+    for name in options.only:
         recipe = "shapes-byol" if name == "none" else f"shapes-byol-{name}"
         with tempfile.TemporaryDirectory() as folder:
             run = pretrain(recipe, out=f"{folder}/trained", quiet=True)
@@ -29,9 +37,9 @@ def main(out: str = "results/shapes/bottlenecks.json") -> None:
                 rows.append(row | {"knn_accuracy": trained, "untrained_knn_accuracy": untrained})
                 rows[-1] |= {"seconds": run.state["seconds"], "seed": run.recipe.seed, "commit": at}
                 print(f"{name:7} {layer:10} {trained:5.1f} untrained {untrained:5.1f}", flush=True)
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        Path(out).write_text(json.dumps(rows, indent=1) + "\n")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(sorted(rows, key=lambda row: row["bottleneck"]), indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from simplicia.bottlenecks.vq import VectorQuantised
+from simplicia.bottlenecks.vq import Quantiser
 from simplicia.methods.base import Network
 from simplicia.sem import Temperature, simplicial
 
@@ -22,7 +22,7 @@ def represent(
     if layer in ("quantised", "bottleneck"):
         return bottleneck(features)
     if layer == "embedder":
-        quantised = isinstance(bottleneck, VectorQuantised)
+        quantised = isinstance(bottleneck, Quantiser)
         return bottleneck.embed(features) if quantised else bottleneck.logits(features)
     temperature = bottleneck.temperature if temperature is None else temperature
     return simplicial(bottleneck.logits(features), bottleneck.vertices, temperature)

@@ -4,6 +4,7 @@ A result file is flat JSON: the fields of the dataclass, then the protocol's own
 may come from strangers, so ``from_json`` checks every value; the rest of the package trusts a record.
 """
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -205,6 +206,37 @@ def over_seeds(correct: Sequence[int], total: int, top5: Sequence[int] | None = 
         accuracies = [100 * c / total for c in correct]
         fields |= {"seed_accuracies": accuracies, "standard_deviation": statistics.stdev(accuracies)}
     return fields
+
+
+def packed(correct: Sequence[bool]) -> dict[str, Any]:
+    """Which test images are classified correctly, in the order of the set: a bit each, as base64."""
+    bits = "".join("01"[right] for right in correct)
+    number = int(bits.ljust(-(-len(bits) // 8) * 8, "0") or "0", 2)
+    return {"images": len(bits), "bits": base64.b64encode(number.to_bytes(-(-len(bits) // 8))).decode()}
+
+
+def unpacked(value: Any) -> list[bool] | None:
+    """What ``packed`` was given; None if a file holds anything else."""
+    try:
+        count, stored = value["images"], base64.b64decode(value["bits"], validate=True)
+        if not isinstance(count, int) or len(stored) != -(-count // 8):
+            return None
+    except (TypeError, KeyError, ValueError):
+        return None
+    return [byte >> bit & 1 == 1 for byte in stored for bit in range(7, -1, -1)][:count]
+
+
+def paired_error(one: Any, two: Any) -> float | None:
+    """Standard error of a difference in accuracy on the same test images, in percent.
+
+    The arguments are what ``packed`` gave for both; None unless both are known, and of as many images.
+    """
+    first, second = unpacked(one), unpacked(two)
+    if not first or second is None or len(first) != len(second):
+        return None
+    moved = [b - a for a, b in zip(first, second, strict=True)]
+    mean = sum(moved) / len(moved)
+    return 100 * math.sqrt(sum((x - mean) ** 2 for x in moved)) / len(moved)
 
 
 def digest(text: str) -> str:

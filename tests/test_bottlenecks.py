@@ -91,6 +91,43 @@ def test_vector_quantisation_is_the_nearest_code_and_passes_gradients_through():
     torch.testing.assert_close(logits.diff(dim=-1), -distances.diff(dim=-1), rtol=1e-4, atol=1e-4)
 
 
+def test_the_shared_codebook_is_one_for_all_positions_and_learns_by_the_loss():
+    vq = make("vq-shared", commitment=0.02)
+    assert [name for name, _ in vq.named_parameters() if "codebook" in name] == ["codebook"]
+    h = torch.randn(8, 12, requires_grad=True)
+    z = copy.deepcopy(vq).embed(h).unflatten(-1, (6, 3))
+    distances = (z[:, :, None] - vq.codebook).square().sum(-1)  # (N, L, V)
+    nearest = vq.codebook[distances.argmin(-1)]
+    out = vq(h)
+    torch.testing.assert_close(out, nearest.flatten(1))
+    torch.testing.assert_close(vq.penalty, 5 * 0.02 * (z - nearest).square().mean())
+    grads = torch.autograd.grad(vq.penalty, (h, vq.codebook), retain_graph=True)
+    by_hand = 0.02 * (z - nearest.detach()).square().mean(), 0.08 * (z.detach() - nearest).square().mean()
+    expected = torch.autograd.grad(sum(by_hand), (h, vq.codebook), retain_graph=True)
+    for grad, other in zip(grads, expected, strict=True):
+        torch.testing.assert_close(grad, other, rtol=1e-4, atol=1e-6)
+    weights = torch.randn_like(out)
+    (through,) = torch.autograd.grad((out * weights).sum(), h)
+    torch.testing.assert_close(through, torch.autograd.grad((z.flatten(1) * weights).sum(), h)[0])
+
+
+@pytest.mark.parametrize("name", ["byol", "dino", "moco"])
+def test_both_networks_use_the_shared_codebook(name):
+    method, seen = method_with(name, "vq-shared"), []
+    online, target = method.online.bottleneck, method.target.bottleneck
+    optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=1.0)
+    target.register_forward_pre_hook(
+        lambda *_: seen.append((target.codebook.clone(), online.codebook.clone()))
+    )
+    first = online.codebook.detach().clone()
+    for _ in range(2):
+        optimizer.zero_grad()
+        method(views()).loss.backward()
+        optimizer.step()
+        method.after_step()
+    assert all(torch.equal(*pair) for pair in seen) and not torch.equal(seen[-1][0], first)
+
+
 def test_codes_are_moving_averages_of_their_vectors():
     vq = make("vq", decay=0.9, dead_code_threshold=0.0)
     vq.counts.fill_(1.0)
@@ -223,7 +260,7 @@ def test_the_penalty_is_the_mean_over_both_views(name):
     torch.testing.assert_close(losses[0] - losses[1], sum(penalties) / 2, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("bottleneck", ["gumbel", "vq"])
+@pytest.mark.parametrize("bottleneck", ["gumbel", "vq", "vq-shared"])
 def test_training_compiles_without_a_graph_break(bottleneck):
     plain = method_with("byol", bottleneck)
     twin = copy.deepcopy(plain)
@@ -243,7 +280,7 @@ def test_training_compiles_without_a_graph_break(bottleneck):
 
 
 @pytest.mark.parametrize("name", methods.names())
-@pytest.mark.parametrize("bottleneck", ["sem", "embed", "gumbel", "vq"])
+@pytest.mark.parametrize("bottleneck", ["sem", "embed", "gumbel", "vq", "vq-shared"])
 @pytest.mark.parametrize("blocks", [2, 3, 6])
 def test_any_number_of_blocks_that_divides_the_features(name, bottleneck, blocks):
     torch.manual_seed(0)
@@ -255,7 +292,7 @@ def test_any_number_of_blocks_that_divides_the_features(name, bottleneck, blocks
     assert first.blocks == blocks
     method(views(8)).loss.backward()
     assert first.weight.grad.abs().sum() > 0
-    embedder = made.embed.embedder if bottleneck == "vq" else made.embedder
+    embedder = made.embed.embedder if "vq" in bottleneck else made.embedder
     assert embedder.weight.shape[0] == blocks and embedder.weight.grad.abs().sum() > 0
 
 
@@ -311,7 +348,7 @@ def settings(folder, bottleneck):
     }
 
 
-@pytest.mark.parametrize("bottleneck", ["embed", "gumbel", "vq"])
+@pytest.mark.parametrize("bottleneck", ["embed", "gumbel", "vq", "vq-shared"])
 def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(bottleneck, folder, tmp_path, monkeypatch):
     name = f"byol-{bottleneck}"
     uninterrupted = simplicia.pretrain(name, out=tmp_path / "whole", **settings(folder, bottleneck))
@@ -347,6 +384,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(bottleneck, fold
         ("embed", "embedder", ("encoder", "embedder", "sem", "codes")),
         ("gumbel", "codes", ("encoder", "embedder", "codes")),
         ("vq", "quantised", ("encoder", "embedder", "quantised", "codes")),
+        ("vq-shared", "quantised", ("encoder", "embedder", "quantised", "codes")),
     ],
 )
 def test_a_run_offers_the_layers_of_its_bottleneck(bottleneck, default, layers, tmp_path):
@@ -358,7 +396,7 @@ def test_a_run_offers_the_layers_of_its_bottleneck(bottleneck, default, layers, 
     assert run.layers() == layers and run.check_layer(None) == default
     images = simplicia.data.datasets.load("shapes", "test").images[:6]
     widths = {"encoder": 128, "embedder": 24, "sem": 24, "codes": 6, "quantised": 18}
-    if bottleneck == "vq":
+    if "vq" in bottleneck:
         widths["embedder"] = 18
     for layer in layers:
         assert run.encode(images, layer).shape == (6, widths[layer])
@@ -419,6 +457,8 @@ def test_named_recipes_match_the_papers_comparisons():
     gumbel, vq, sem8, embed = (recipes.get(f"cifar100-byol-{n}") for n in ("gumbel", "vq", "sem8", "embed"))
     assert (gumbel.sem.simplices, gumbel.sem.vertices, gumbel.sem.temperature) == (5000, 13, 2.0)
     assert (vq.sem.simplices, vq.sem.vertices, vq.vq.dimensions) == (512, 128, 32)
+    shared = recipes.get("cifar100-byol-vq-shared")
+    assert (shared.sem.simplices, shared.sem.vertices, shared.vq.dimensions) == (512, 128, 16)
     assert (sem8.bottleneck, sem8.sem.blocks) == ("sem", 8)
     assert (embed.bottleneck, embed.sem.simplices, embed.sem.vertices) == ("embed", 5000, 13)
 

@@ -5,12 +5,15 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from simplicia.experiments.cifar import METHODS
+from simplicia.train import recipes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
+LAYERS = ("encoder", "quantised")  # of a run with vector quantisation
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*DOCS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", RESULTS / "README.md"]
 SNIPPETS = [
@@ -316,6 +319,68 @@ def test_notes_on_coherence_agree_with_the_curves():
     assert f"{4 / 99:.3f}" == "0.040"  # a superclass has 4 of the 99 other classes
 
 
+def test_notes_on_coherence_over_classes_with_neighbours_agree_with_the_curves():
+    rows = {row["cell"]: row for row in stored("paper/coherence.json")}
+    for row in rows.values():  # derived from the curve over all classes and the classes without neighbours
+        pairs = zip(row["coherence"], row["isolated"], strict=True)
+        derived = [100 * value / (100 - isolated) if isolated < 100 else None for value, isolated in pairs]
+        assert row["coherence_connected"] == derived
+        assert [row[f"connected_at_{k}"] for k in (1, 5, 20)] == [derived[k - 1] for k in (1, 5, 20)]
+    base, sem = (rows[cell]["coherence_connected"] for cell in ("BYOL", "BYOL + SEM"))
+    note = text("results/paper/coherence.md")
+    assert sem[0] is None and all(a < b for a, b in zip(base[1:], sem[1:], strict=True))
+    assert "SEM is ahead from K=2 on" in note
+    left = [100 - rows[cell]["isolated"][4] for cell in ("BYOL + SEM", "BYOL")]
+    assert "at K=5 it has {} such classes and the encoder {}".format(*left) in note
+
+
+def interpolated(epochs):
+    """BYOL's accuracy in the time of BYOL + SEM's epochs, on a logarithmic scale of epochs; and SEM's."""
+    cells = {
+        (row["cell"], row["epochs"]): row["accuracy"]
+        for row in stored("paper/table1.json")
+        if row["seed"] == 0
+    }
+    base_ms, sem_ms = (row["ms_per_step"] for row in stored("bench/step.json")[:2])
+    known = [(math.log(n), cells["BYOL", n]) for n in (100, 200, 400)]
+    return np.interp(math.log(epochs * sem_ms / base_ms), *zip(*known, strict=True)), cells[
+        "BYOL + SEM", epochs
+    ]
+
+
+def test_notes_on_equal_time_agree_with_the_cells():
+    note = text("results/paper/equal-time.md")
+    base, sem = stored("paper/equal-time.json")
+    assert f"has {sem['accuracy']:.1f} after {sem['epochs']} epochs" in note
+    assert f"VICReg {base['accuracy']:.1f} after {base['epochs']}." in note
+    assert sem["epochs"] == int(base["epochs"] * sem["base_ms_per_step"] / sem["ms_per_step"])
+    error = math.hypot(base["standard_error"], sem["standard_error"])
+    gain = sem["accuracy"] - base["accuracy"]
+    assert f"difference of {gain:.1f} is within its standard error of {error:.1f}" in note and gain < error
+    bases, sems = zip(*map(interpolated, (100, 200)), strict=True)
+    assert "BYOL has {:.1f} and {:.1f} in the time of".format(*bases) in note
+    assert "These have {:.1f} and {:.1f}".format(*sems) in note
+    ahead = [a - b for a, b in zip(bases, sems, strict=True)]
+    assert "BYOL is {:.1f} and {:.1f} ahead".format(*ahead) in note
+    table1 = next(r for r in stored("paper/table1.json") if (r["cell"], r["epochs"]) == ("VICReg", 200))
+    assert (base["run"], base["accuracy"]) == (table1["run"], table1["accuracy"])
+
+
+def test_notes_on_the_bound_agree_with_the_run():
+    note = text("results/paper/bound.md")
+    rows = {row["temperature"]: row for row in stored("paper/bound.json") if "SEM" in row["cell"]}
+    assert f"On the run the term is {rows[None]['term']:.0f} without" in note
+    assert [tau for tau, row in rows.items() if row["term"] > rows[None]["term"]] == [3.0]
+    assert f"tau = 3, where it is {rows[3.0]['term']:.0f}" in note
+    assert rows[3.0]["lipschitz"] > 2 * rows[None]["lipschitz"]
+    assert rows[3.0]["measured"] < rows[None]["measured"]
+    losses = [rows[tau]["train_loss"] for tau in (10.0, 3.0, 1.0, 0.3, 0.1, 0.01)]
+    terms = [rows[tau]["term"] for tau in (3.0, 1.0, 0.3, 0.1, 0.01)]
+    assert losses == sorted(losses, reverse=True) and terms == sorted(terms, reverse=True)
+    assert f"from {losses[0]:.2f} at tau = 10 to {losses[-1]:.5f} at 0.01" in note
+    assert "from tau = 3 on the term falls with it" in note
+
+
 def test_analyze_shows_the_stored_times():
     page = text("docs/analyze.md")
     for row in stored("bench/analyze.json"):
@@ -329,6 +394,23 @@ def test_bottlenecks_shows_the_stored_accuracies():
         accuracies = f"{row['knn_accuracy']:.1f} | {row['untrained_knn_accuracy']:.1f}"
         assert f"| {row['bottleneck']} | {row['layer']} | {accuracies} |" in page
         assert row["knn_accuracy"] > row["untrained_knn_accuracy"]
+
+
+def test_bottlenecks_shows_the_weights_of_vector_quantisation():
+    page, rows = text("docs/bottlenecks.md"), stored("shapes/vq-weight.json")
+    assert {row["protocol"] for row in rows} == {"kNN on held-out training images"}
+    by_weight = {}
+    for row in rows:
+        parts = by_weight.setdefault(row["commitment"], {"vq": "- | -", "vq-shared": "- | -"})
+        parts[row["bottleneck"]] = f"{row['encoder']:.1f} | {row['quantised']:.1f}"
+    for weight, parts in by_weight.items():
+        assert f"| {weight:g} | {parts['vq']} | {parts['vq-shared']} |" in page
+    for form in ("vq", "vq-shared"):
+        of_form = {row["commitment"]: row for row in rows if row["bottleneck"] == form}
+        chosen = recipes.get(f"cifar100-byol-{form}").vq.commitment
+        assert chosen == max(of_form, key=lambda weight: of_form[weight]["quantised"])
+        assert f"{chosen:g} for `{form}`" in page
+        assert all(of_form[0.25][layer] == min(r[layer] for r in of_form.values()) for layer in LAYERS)
 
 
 def test_pretrain_shows_the_stored_accuracies_of_smaller_views():

@@ -85,6 +85,15 @@ def coherence_curve(weight: Array, superclass: Array, most: int) -> tuple[list[f
     return curve, isolated
 
 
+def over_connected(curve: Sequence[float], isolated: Sequence[int], classes: int) -> list[float | None]:
+    """The coherence over classes with neighbours alone, for each K: isolated ones count as 0 in the mean.
+
+    None where no class has a neighbour.
+    """
+    counts = [classes - n for n in isolated]
+    return [value * classes / n if n else None for value, n in zip(curve, counts, strict=True)]
+
+
 def coherence_graph(weight: Array, k: int, classes: Sequence[str] = ()) -> "networkx.Graph":
     """W_k as a bipartite graph: every class, and the features at least two of them have in common.
 

@@ -54,7 +54,7 @@ def reproduce(
     if list_:
         _list(given.epochs, given.results / "bench" / "step.json")
     elif page is not None:
-        from simplicia.experiments.tables import page as all_results
+        from simplicia.experiments.page import page as all_results
 
         text = all_results(given.results, page).encode(errors="replace")  # results may hold lone surrogates
         echo(f"written to {write_file(page, text, 'the page')}")

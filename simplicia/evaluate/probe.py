@@ -25,7 +25,7 @@ from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.evaluate.probe_inputs import Inputs, precision
 from simplicia.evaluate.sgd import FittedProbe, Probes, Rates, correct, train
 from simplicia.progress import Progress
-from simplicia.result import Result, over_seeds
+from simplicia.result import Result, over_seeds, packed
 from simplicia.run import Run
 from simplicia.settings import Range, check
 
@@ -149,7 +149,10 @@ class TrainedProbes:
         return FittedProbe(self.run, classifiers, self.classes, "linear probe by SGD", details)
 
     def test(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Count correct images, top-1 and top-5: (seeds, temperature trained at, temperature tested at)."""
+        """Find the correct images, and count those among the first five.
+
+        (seeds, temperature trained at, temperature tested at, images), and the same without images.
+        """
         inputs = Inputs(self.run, images, self.layer, self.temperatures, self.network)
         everything, labels = torch.arange(len(images), device=self.run.device), labels.to(self.run.device)
         counts = []
@@ -157,8 +160,8 @@ class TrainedProbes:
             # side by side, so that the probe of each temperature sees the images at all temperatures
             parts = (p.transpose(0, 1).flatten(1).expand(len(p), p.shape[1], -1) for p in probes)
             counts.append(correct(Probes(*parts), inputs.plain, everything, labels, self.classes))
-        first, among_five = (torch.stack(each).mT.cpu() for each in zip(*counts, strict=True))
-        return first, among_five
+        hits, among_five = (torch.stack(each).cpu() for each in zip(*counts, strict=True))
+        return hits.permute(0, 3, 1, 2), among_five.mT
 
 
 def fit(
@@ -201,7 +204,7 @@ def fit(
     right = torch.zeros(len(temperatures), len(grid), device=device)
     for seed in seeds:
         candidates = train_probes(fit_on, [grid] * len(temperatures), seed)
-        right += correct(candidates, inputs.plain, choose_on, labels, classes)[0]
+        right += correct(candidates, inputs.plain, choose_on, labels, classes)[0].sum(1)
         right[~candidates.finite(classes)] = -math.inf  # never choose a probe that diverged
         del candidates  # a grid can be gigabytes
     check_finite((right >= 0).any(1))
@@ -235,11 +238,14 @@ def probe(
     start = time.monotonic()
     _, labels = check_classes(train, test)
     trained = fit(run, train, layer, settings, network, progress)
-    first, among_five = trained.test(test.images, labels)
+    hits, among_five = trained.test(test.images, labels)
+    first = hits.sum(-1)
     rows = []
     for t in range(len(trained.temperatures)):
         top5 = among_five[:, t, t].tolist() if trained.classes > 5 else None
         rows.append(trained.choice(t) | over_seeds(first[:, t, t].tolist(), len(test), top5))
+        if len(hits) == 1:
+            rows[-1]["correct_images"] = packed(hits[0, t, t].tolist())
     values = rows[trained.best] | trained.details() | {"per_temperature": [], "temperature_matrix": None}
     if len(rows) > 1:
         temperatures = list(trained.temperatures)

@@ -151,19 +151,19 @@ class _Step:
 def correct(
     probes: Probes, inputs: Callable[[Tensor], Tensor], indices: Tensor, labels: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Count the images each probe gets right, (temperatures, probes): top-1 and top-5."""
+    """Which images each probe gets right, (temperatures, images, probes), and how many in five guesses."""
     count = probes.weight.shape[-1] // classes
-    first = torch.zeros(len(probes.weight), count, dtype=torch.long, device=labels.device)
-    among = torch.zeros_like(first)
+    among = torch.zeros(len(probes.weight), count, dtype=torch.long, device=labels.device)
+    hits = []
     with fast_products(labels.device):
         for batch in indices.split(256):
             x, truth = inputs(batch), labels[batch, None]
             if x.dtype == torch.half:
                 probes = Probes(probes.weight.half(), probes.bias)
             scores = probes.scores(x).unflatten(-1, (count, classes))  # (T, batch, probes, classes)
-            first += (scores.argmax(-1) == truth).sum(1)
+            hits.append(scores.argmax(-1) == truth)
             among += (scores.topk(min(5, classes)).indices == truth[..., None]).any(-1).sum(1)
-    return first, among
+    return torch.cat(hits, 1), among
 
 
 def rows(codes: Tensor, vertices: int) -> Tensor:

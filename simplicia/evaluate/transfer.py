@@ -30,7 +30,7 @@ from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.evaluate.sgd import FittedProbe, Probes
 from simplicia.progress import Progress
 from simplicia.representation import represent
-from simplicia.result import Result, percent
+from simplicia.result import Result, packed, percent
 from simplicia.run import Run
 from simplicia.settings import Range, check
 from simplicia.train.recipe import Recipe
@@ -221,4 +221,5 @@ def accuracies(guesses: Tensor, labels: Tensor, top5: int | None = None) -> dict
     counts = torch.bincount(labels)
     per_class = torch.bincount(labels, weights=right)[counts > 0] / counts[counts > 0]
     mean = 100 * per_class.mean().item()
-    return {**percent(int(right.sum()), len(labels), top5), "mean_class_accuracy": mean}
+    about = {"mean_class_accuracy": mean, "correct_images": packed((guesses == labels).tolist())}
+    return percent(int(right.sum()), len(labels), top5) | about

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from simplicia.analyze.model_cost import Cost, cost_of
-from simplicia.experiments.experiment import Experiment, Plan, plan
+from simplicia.experiments.experiment import Cell, Experiment, Plan, plan
 from simplicia.experiments.job import checkpoint_bytes
 from simplicia.train import recipes
 from simplicia.train.recipe import Recipe
@@ -50,13 +50,17 @@ class Budgets:
         cells = [cell for cell in experiment.cells if cell.recipe is not None]
         given = [epochs or cell.changes.get("epochs", experiment.epochs) for cell in cells]
         plans = [plan(cell, experiment.data, epochs=n) for cell, n in zip(cells, given, strict=True)]
-        runs = {plan.folder: plan for plan in plans}.values()
+        # a run that trains as long as another takes the time of that one
+        clocks = [plan(_clock(cell), experiment.data, epochs=n) for cell, n in zip(cells, given, strict=True)]
+        unique = {run.folder: (run, clock) for run, clock in zip(plans, clocks, strict=True)}
+        runs = [run for run, _ in unique.values()]
+        timed_as = [clock for _, clock in unique.values()]
         gib = [self._cost(run.recipe).memory(run.recipe.actual_micro_batch_size) / 2**30 for run in runs]
         disk = sum(checkpoint_bytes(self._cost(run.recipe)) for run in runs) / 1e9
-        hours, timed = None, all(map(self.is_timed, runs))
+        hours, timed = None, all(map(self.is_timed, timed_as))
         if timed or len(self.step_times) > 1:
-            steps = [run.recipe.epochs * (IMAGES // run.recipe.batch_size) for run in runs]
-            hours = sum(n * self.step_ms(run) for n, run in zip(steps, runs, strict=True)) / 3.6e6
+            steps = [run.recipe.epochs * (IMAGES // run.recipe.batch_size) for run in timed_as]
+            hours = sum(n * self.step_ms(run) for n, run in zip(steps, timed_as, strict=True)) / 3.6e6
         return Budget(len(runs), hours, timed, max(gib, default=0.0), disk)
 
     def is_timed(self, run: Plan) -> bool:
@@ -84,3 +88,12 @@ class Budgets:
         if key not in self._costs:
             self._costs[key] = cost_of(recipe)
         return self._costs[key]
+
+
+def _clock(cell: Cell) -> Cell:
+    """The cell whose steps take a cell's time."""
+    return (
+        cell
+        if cell.as_long_as is None
+        else replace(cell, recipe=cell.as_long_as, changes={}, cifar_changes={})
+    )

@@ -62,7 +62,8 @@ def emb_scale() -> Iterator[Cell]:
 def hard_discretisation() -> Iterator[Cell]:
     yield Cell("BYOL", "byol", paper=70.7)
     yield Cell("BYOL + Gumbel", "byol-gumbel", paper=48.6)
-    yield Cell("BYOL + VQ", "byol-vq", paper=65.6)
+    yield Cell("BYOL + VQ", "byol-vq-shared", paper=65.6)
+    yield Cell("BYOL + VQ, a codebook for each position", "byol-vq", in_paper=False)
     yield Cell("BYOL + SEM, tau_d=0", options={"layer": "codes"}, paper=73.2)
     yield Cell("BYOL + SEM, tau_d=0.0001", options=at(1e-4), in_paper=False)
     yield Cell("BYOL + SEM, tau_d=0.1", options=at(0.1), paper=73.9)
@@ -181,12 +182,15 @@ def entropy() -> Iterator[Cell]:
 
 @experiment(
     "spectrum",
-    "Spectrum of the covariance of the embedder's output on test images",
+    "Spectrum of the covariance of a layer's output on test images",
     (LAYER, ("features", "features", ","), ("effective rank", "effective_rank", ".1f")),
     figure=Figure("index", field="index", y_field="values", y_label="singular value", log="xy", offset=1),
 )
 def spectrum() -> Iterator[Cell]:
+    # a layer compares with the same layer of another run
     yield Cell("RN-18 BYOL, encoder", "byol", measure="spectrum", options=ENCODER, in_paper=False)
+    yield Cell("RN-18 SEM, encoder", measure="spectrum", options=ENCODER, in_paper=False)
+    yield Cell("RN-18 Embed, L=5000", "byol-embed", measure="spectrum", in_paper=False)
     yield Cell("RN-18 SEM, L=5000", measure="spectrum", in_paper=False)
     for n in (50, 500, 5000):
         for word, recipe in (("Embed", "byol-embed"), ("SEM", "byol-sem")):
@@ -197,10 +201,15 @@ def spectrum() -> Iterator[Cell]:
     "coherence",
     "Semantic coherence of the features that predict a class, and the graph of the five first",
     (
-        ("coherence, K=1", "coherence_at_1", ".3f"),
+        TEMPERATURE,
+        ("over all classes, K=1", "coherence_at_1", ".3f"),
         ("K=5", "coherence_at_5", ".3f"),
         ("K=20", "coherence_at_20", ".3f"),
-        ("classes without neighbours, K=5", "isolated_at_5", ""),
+        ("over classes with neighbours, K=1", "connected_at_1", ".3f"),
+        ("K=5", "connected_at_5", ".3f"),
+        ("K=20", "connected_at_20", ".3f"),
+        ("classes without neighbours, K=1", "isolated_at_1", ""),
+        ("K=5", "isolated_at_5", ""),
         ("K=20", "isolated_at_20", ""),
         ("components, K=5", "components_at_5", ""),
     ),
@@ -221,7 +230,9 @@ def coherence() -> Iterator[Cell]:
     "The terms of Theorem 1: in theory, and measured on BYOL + SEM",
     (
         TEMPERATURE,
-        ("expressivity measured", "measured", ".3g"),
+        ("R", "lipschitz", ".3g"),
+        ("R sqrt(L phi)", "term", ".3g"),
+        ("phi measured", "measured", ".3g"),
         ("supremum", "supremum", ".3g"),
         ("bound", "bound", ".3g"),
         ("without softmax", "base", ".3g"),

@@ -36,6 +36,7 @@ class Cell:
     paper: float | dict[str, float] | None = None  # the paper's accuracy, or those of the measure's parts
     in_paper: bool = True
     baseline: str | None = None  # the cell without SEM that this one is compared with
+    as_long_as: str | None = None  # train for the time that this recipe takes for the cell's epochs
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,20 @@ class Plan:
         return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))
 
 
-def plan(cell: Cell, data: str, seed: int = 0, epochs: int | None = None, **given: Any) -> Plan:
-    """The run of a cell on a data set or a folder of images; ``given`` settings apply unless None."""
+def plan(
+    cell: Cell, data: str, seed: int = 0, epochs: int | None = None, share: float = 1.0, **given: Any
+) -> Plan:
+    """The run of a cell on a data set or a folder of images; ``given`` settings apply unless None.
+
+    The run gets a ``share`` of the epochs (see ``Cell.as_long_as``).
+    """
     assert cell.recipe is not None
     named = f"{data}-{cell.recipe}" in recipes.names()
     name = f"{data}-{cell.recipe}" if named else cell.recipe
     changes = {**cell.changes, **(cell.cifar_changes if data in CIFAR else {}), "seed": seed}
     changes |= {} if named else {"data": data}
     changes |= {k: v for k, v in {"epochs": epochs, **given}.items() if v is not None}
-    return Plan(name, with_changes(recipes.get(name), changes).checked())
+    recipe = with_changes(recipes.get(name), changes)
+    if share != 1:
+        recipe = with_changes(recipe, {"epochs": max(1, int(recipe.epochs * share))})
+    return Plan(name, recipe.checked())

@@ -13,7 +13,12 @@ from simplicia.report.plots import Axis, Chart, Note, Series, check_suffix, save
 from simplicia.report.plots.chart import GREY
 from simplicia.result import is_number
 
-BUDGET = {"epochs": ", {} epochs", "batch_size": ", batch {}", "probe": ", probe {}"}  # in a line's name
+BUDGET = {
+    "epochs": ", {} epochs",
+    "batch_size": ", batch {}",
+    "probe": ", probe {}",
+    "protocol": ", {}",
+}  # in a line's name
 
 
 def draw(experiment: Experiment, rows: list[CellResult], path: Path) -> None:
@@ -33,6 +38,8 @@ def line_chart(experiment: Experiment, figure: Figure, rows: list[CellResult]) -
     """A line for each series of cells, or for each cell that is a curve itself; of several seeds the mean."""
     lines: dict[str, dict[float, list[float]]] = {}
     differ = {key: text for key, text in BUDGET.items() if len({row[key] for row in rows} - {None}) > 1}
+    if experiment.mixes_epochs:
+        differ.pop("epochs", None)
     for row in rows:
         match = re.search(figure.cell, row.cell)
         x = row.get(figure.field) if figure.field else match and float(match[1])

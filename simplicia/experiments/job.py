@@ -1,14 +1,22 @@
 """A cell to be measured, as measures see it: its run, its images, and the rows it gives."""
 
+import json
+import math
 import shutil
+import statistics
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from simplicia.analyze.model_cost import Cost, cost_of
 from simplicia.data import datasets
-from simplicia.devices import choose
+from simplicia.devices import choose, launch
 from simplicia.errors import UserError
 from simplicia.evaluate.features import load_labelled
 from simplicia.evaluate.probe import preset, preset_for
@@ -17,14 +25,24 @@ from simplicia.experiments.experiment import Cell, Experiment, Plan, plan
 from simplicia.experiments.runner import Measure, Measurement, Options, Runner, is_trained
 from simplicia.experiments.store import CellResult
 from simplicia.provenance import commit, versions
-from simplicia.result import Result
+from simplicia.result import Result, write_json
 from simplicia.run import Run
 from simplicia.train import checkpoint
 from simplicia.train.auto import load_images, resolve
 from simplicia.train.recipe import Recipe, read_yaml
+from simplicia.train.trainer import Trainer
 
+TIMED_STEPS, TIMED_ROUNDS, TIMED_EPOCHS = 20, 5, 1000
 REPORTED = (  # fields of an evaluation that its cells state
-    *("accuracy", "standard_error", "top5_accuracy", "validation_accuracy", "temperature", "selected"),
+    *(
+        "accuracy",
+        "standard_error",
+        "top5_accuracy",
+        "validation_accuracy",
+        "temperature",
+        "selected",
+        "correct_images",
+    ),
     *("protocol", "online", "network", "layer", "commit", "torch", "simplicia", "date"),
 )
 
@@ -44,9 +62,32 @@ class Session(Runner):
             self.probe_settings.epochs = options.probe_epochs
             self.probe += f"-{options.probe_epochs}-epochs"
         self.images: dict[str | None, Any] = {}  # by the set transferred to; None: the run's own
+        self.timed: dict[str, float] = {}  # milliseconds of a step, by recipe
         # the paper's data and protocol are apart from all others
         is_paper = options.data in (None, experiment.data) and options.probe_epochs is None
         self.path = options.results / ("paper" if is_paper else "other") / f"{experiment.name}.json"
+
+    def step_ms(self, recipe: Recipe) -> float:
+        """Milliseconds of a training step, the median of several rounds; equal recipes are timed once."""
+        key = repr(recipe)
+        if key not in self.timed:
+            self.release()
+            self.say(f"timing a step of {recipe.name}")
+            images = load_images(recipe, "train", False, self.options.quiet)
+            fabric = launch(self.options.device, 1, recipe.precision)
+            recipe, _ = resolve(recipe, images, fabric.device)
+            step, rounds = Trainer(recipe, images, fabric, self.options.engine).step, []
+            for number in range(TIMED_ROUNDS + 1):  # the first compiles and warms up
+                start = time.perf_counter()
+                for i in range(TIMED_STEPS):
+                    output = step(i)
+                output.loss.item()
+                rounds.append(time.perf_counter() - start if number else math.inf)
+            self.timed[key] = 1e3 * statistics.median(rounds[1:]) / TIMED_STEPS
+            del step, output
+            torch.compiler.reset()
+            self.release()
+        return self.timed[key]
 
 
 class Job:
@@ -58,8 +99,39 @@ class Job:
 
     @cached_property
     def plan(self) -> Plan:
-        given = {name: getattr(self.options, name) for name in ("epochs", "batch_size", "data_dir")}
+        given: dict[str, Any] = {n: getattr(self.options, n) for n in ("epochs", "batch_size", "data_dir")}
+        if self.cell.as_long_as is not None:
+            given["share"] = self.times["base_ms_per_step"] / self.times["ms_per_step"]
         return plan(self.cell, self.session.data, self.seed, **given)
+
+    @cached_property
+    def times(self) -> dict[str, Any]:
+        """Milliseconds of a step of the cell's run and of its base's, timed in turn, or as stored.
+
+        A stored time decides about the epochs of a run that may have begun, so it is not measured again.
+        """
+        base = replace(self.cell, recipe=self.cell.as_long_as, changes={}, cifar_changes={})
+        given = {name: getattr(self.options, name) for name in ("batch_size", "data_dir")}
+        own, other = (
+            plan(cell, self.session.data, epochs=TIMED_EPOCHS, **given) for cell in (self.cell, base)
+        )
+        path = self.options.runs / "step-times" / f"{own.folder}.json"
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged file is measured again
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if min(stored["ms_per_step"], stored["base_ms_per_step"]) > 0:
+                return stored
+        times: dict[str, Any] = {"recipe": own.name, "changes": own.changes, "base": other.name}
+        for name, recipe in (("base_ms_per_step", other.recipe), ("ms_per_step", own.recipe)):
+            times[name] = self.session.step_ms(recipe)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"commit": commit(), **versions(choose(self.options.device))}
+        write_json(path, times | about | {"note": self.options.note})
+        return times
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the epochs are known without timing a step."""
+        return self.cell.as_long_as is None
 
     @property
     def folder(self) -> Path:

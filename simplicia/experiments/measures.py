@@ -5,7 +5,7 @@ from there the next time.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from simplicia import bottlenecks
+from simplicia.analyze import class_coherence
 from simplicia.analyze.bound import expressivity_table
 from simplicia.analyze.class_coherence import EPOCHS_ON_CPU
 from simplicia.analyze.covariance_spectrum import layer_spectrum
 from simplicia.analyze.entropy import entropy_histogram
 from simplicia.analyze.model_cost import COUNTS, cost_of, paper_table
-from simplicia.analyze.study import FIT_ON_CPU, analyze
+from simplicia.analyze.study import FIT_ON_CPU, MOST_K, analyze
 from simplicia.analyze.tradeoff import tradeoff as bound_terms
+from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.data.imagenet import labelled_list, others
 from simplicia.devices import choose
@@ -27,17 +29,21 @@ from simplicia.errors import UserError
 from simplicia.evaluate import finetune as finetuning
 from simplicia.evaluate import robustness as other_sets
 from simplicia.evaluate import transfer as transferring
-from simplicia.evaluate.features import encoder_features
+from simplicia.evaluate.features import check_classes, encoder_features
+from simplicia.evaluate.knn import knn as nearest_neighbours
+from simplicia.evaluate.probe import ProbeSettings, progress_bar
+from simplicia.evaluate.probe import fit as fit_probe
 from simplicia.evaluate.probe import probe as linear_probe
-from simplicia.evaluate.probe import progress_bar
 from simplicia.experiments.job import Job, reported
 from simplicia.experiments.runner import Measurement, Unprepared
 from simplicia.experiments.store import CellResult
 from simplicia.representation import represent
 from simplicia.result import Result
 from simplicia.run import Run
+from simplicia.train import checkpoint
 
 Rows = list[CellResult]
+HELD_OUT = "offline linear probe, on held-out training images"
 MEASURES: dict[str, Callable[..., Rows]] = {}
 
 
@@ -74,6 +80,41 @@ def probe_and_cost(job: Job, layer: str | None = None) -> Rows:
     """The linear probe, and the cost of the model."""
     rows, cost = probe(job, layer), cost_of(job.recipe)
     return [row.replace(flops=cost.flops, parameters=cost.parameters) for row in rows]
+
+
+@measure
+def probe_timed(job: Job) -> Rows:
+    """The linear probe of a run that trains for as long as its base, and the seconds of its steps."""
+    measured, times = probe(job), job.times
+    steps = checkpoint.state_of(job.folder)["total_steps"]
+    about = {name: times[name] for name in ("ms_per_step", "base_ms_per_step", "base")}
+    about["step_seconds"] = steps * times["ms_per_step"] / 1e3
+    return [row.replace(**about) for row in measured]
+
+
+@measure
+def holdout(job: Job, layer: str | None = None) -> Rows:
+    """A short linear probe on the training images that the run's ``holdout`` kept: no test image is read."""
+    settings = ProbeSettings()
+    if job.options.probe_epochs is not None:
+        settings.epochs = job.options.probe_epochs
+
+    def measure(run: Run) -> Result:
+        train = datasets.split(job.images[0], run.recipe.holdout)
+        return linear_probe(run, *train, layer, settings).replace(protocol=HELD_OUT)
+
+    return [job.row(job.once("holdout", vars(settings), measure), probe=f"{settings.epochs} epochs")]
+
+
+@measure
+def knn(job: Job, k: int) -> Rows:
+    """Weighted votes of the k nearest training images, by cosine, on the encoder's output."""
+
+    def measure(run: Run) -> Result:
+        train, test = job.images
+        return nearest_neighbours(run, train, test, "encoder", k=k)
+
+    return [job.row(job.once(f"knn-{k}", {"k": k}, measure), probe=f"k={k}")]
 
 
 def _probe(job: Job, layer: str | None) -> Measurement:
@@ -121,6 +162,7 @@ def semi(job: Job, fraction: float) -> Rows:
     rows = [job.row(measured, "top-1", **common)]
     if measured.get("top5_accuracy") is not None:
         top5 = {key: measured[f"top5_{key}"] for key in ("accuracy", "standard_error")}
+        top5["correct_images"] = None  # those are of the top-1 accuracy
         rows.append(job.row(measured, "top-5", **common, **top5))
     return rows
 
@@ -196,43 +238,92 @@ def spectrum(job: Job, layer: str = "embedder") -> Rows:
 
 @measure
 def coherence(job: Job, layer: str) -> Rows:
-    """Coherence at each K, and the graph at K = 5, of the linear classifiers that ``analyze`` fits.
+    """Coherence at each K, and the graph at K = 5, of the weights of the linear probe.
 
-    On a CPU it fits them to fewer images, for fewer epochs: that is another protocol.
+    The probe is that of ``probe``, at the temperature it chooses. Independent components have no probe:
+    theirs are the plain linear classifiers of ``analyze``, which on a CPU see fewer images. That is another
+    protocol.
     """
+    if layer == "ica":
+        return [job.row(job.once(f"reproduce-coherence-{layer}", *_ica_coherence(job)))]
+    name, settings = job.session.probe, job.session.probe_settings
+
+    def measure(run: Run) -> dict[str, Any]:
+        train, test = job.images
+        labels = check_classes(train, test)[1]
+        with progress_bar(layer, settings, job.options.quiet) as progress:
+            fitted = fit_probe(run, train, layer, settings, progress=progress).best_probe()
+        weight = fitted.classifiers.weight[0, :, : fitted.classes].T
+        (right,) = fitted.correct(test.images, labels)[:1]
+        graph = class_coherence.coherence_graph(weight, min(5, weight.shape[1]), train.classes)
+        _, components, _ = class_coherence.describe_graph(graph)
+        file = run.path / "results" / f"coherence-{name}-{layer}-5.graphml"
+        file.parent.mkdir(exist_ok=True)
+        class_coherence.write_graphml(graph, file)
+        curve, isolated = list[float](), list[int]()
+        if train.superclass is not None:
+            curve, isolated = class_coherence.coherence_curve(
+                weight, train.superclass, min(MOST_K, weight.shape[1])
+            )
+        return {
+            "protocol": "coherence of the linear probe's weights",
+            "probe": name,
+            "layer": layer,
+            "temperature": fitted.details["temperature"],
+            "selected": fitted.details["selected"],
+            "classifier_accuracy": 100 * right / len(test),
+            "fit_images": len(train),
+            **_coherence_values(curve, isolated, train.classes, components),
+            "graph": f"results/{file.name}",
+        }
+
+    return [job.row(job.once(f"coherence-{name}-{layer}", {"layer": layer, **vars(settings)}, measure))]
+
+
+def _ica_coherence(job: Job) -> tuple[dict[str, Any], Callable[[Run], dict[str, Any]]]:
+    """What is asked of ``analyze``, and the measurement."""
     briefly = choose(job.options.device).type == "cpu"
     how = f", {EPOCHS_ON_CPU} epochs of at most {FIT_ON_CPU:,} images" if briefly else ""
 
     def measure(run: Run) -> dict[str, Any]:
         analysis, folder = analyze(run, None, job.options.data_dir, quiet=job.options.quiet)
-        classes, found = analysis["data"]["classes"], analysis["coherence"]
-        curve = next((curve for curve in found["curves"] if curve["layer"] == layer), None)
+        found = analysis["coherence"]
+        curve = next((curve for curve in found["curves"] if curve["layer"] == "ica"), None)
         if curve is None:
-            raise UserError(f"{run.path} has no coherence of {layer!r}: {'; '.join(analysis['notes'])}")
-        graph = next(g for g in found["graphs"] if (g["layer"], g["k"]) == (layer, 5))
+            raise UserError(f"{run.path} has no coherence of 'ica': {'; '.join(analysis['notes'])}")
+        graph = next(g for g in found["graphs"] if (g["layer"], g["k"]) == ("ica", 5))
         values = curve["coherence"] or []  # only data with superclasses has it
         return {
             "protocol": f"coherence of plain linear classifiers (simplicia analyze){how}",
-            "layer": layer,
+            "layer": "ica",
             "temperature": curve["temperature"],
             "classifier_accuracy": curve["test_accuracy"],
             "fit_images": curve["fit_images"],
             "fit_epochs": curve["fit_epochs"],
-            "k": found["k"][: len(values)],
-            "coherence": values,
-            "isolated": curve["isolated"],
-            **{f"coherence_at_{k}": values[k - 1] if k <= len(values) else None for k in (1, 5, 20)},
-            **{f"isolated_at_{k}": curve["isolated"][k - 1] if k <= len(values) else None for k in (5, 20)},
-            "components_at_5": len(graph["components"]),
-            "components": [
-                {"classes": [classes[i] for i in part["classes"]], "features": part["features"]}
-                for part in graph["components"]
-            ],
+            **_coherence_values(values, curve["isolated"], analysis["data"]["classes"], graph["components"]),
             "graph": f"{folder.name}/{graph['file']}",
         }
 
-    asked = {"layer": layer, "briefly": briefly}
-    return [job.row(job.once(f"reproduce-coherence-{layer}", asked, measure))]
+    return {"layer": "ica", "briefly": briefly}, measure
+
+
+def _coherence_values(
+    curve: list[float], isolated: list[int] | None, classes: Sequence[str], components: list[Any]
+) -> dict[str, Any]:
+    """The curves over all classes and over those with neighbours, and their values at K = 1, 5 and 20."""
+    connected = class_coherence.over_connected(curve, isolated or [], len(classes))
+    values: dict[str, Any] = {"k": list(range(1, len(curve) + 1)), "coherence": curve, "isolated": isolated}
+    values["coherence_connected"] = connected
+    for k in (1, 5, 20):
+        values[f"coherence_at_{k}"] = curve[k - 1] if k <= len(curve) else None
+        values[f"connected_at_{k}"] = connected[k - 1] if k <= len(curve) else None
+        values[f"isolated_at_{k}"] = isolated[k - 1] if isolated and k <= len(curve) else None
+    values["components_at_5"] = len(components)
+    values["components"] = [
+        {"classes": [classes[i] for i in part["classes"]], "features": part["features"]}
+        for part in components
+    ]
+    return values
 
 
 @measure

@@ -34,10 +34,11 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
     store.check(session.path)
     jobs = [Job(session, cell, seed) for seed in options.seeds for cell in cells]
     if options.no_training:
-        jobs = [job for job in jobs if not job.has_run or is_trained(job.folder)]
+        jobs = [job for job in jobs if not job.has_run or (job.is_planned and is_trained(job.folder))]
         if not jobs:
             raise UserError(f"no run that {experiment.name} needs is trained to its end in {options.runs}")
-    left = Counter(job.folder for job in jobs if job.has_run)  # cells to measure, by run
+    # cells to measure, by run; a run whose epochs follow from a time has one cell
+    left = Counter(job.folder for job in jobs if job.has_run and job.is_planned)
     problems: list[tuple[str, Exception]] = []
     with stoppable():
         for number, job in enumerate(jobs, 1):
@@ -54,7 +55,7 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
                 else:
                     session.say(f"{name} failed: {failure}", "yellow")
             elif job.has_run:
-                left[job.folder] -= 1
+                left[job.folder] -= job.is_planned
                 if options.drop and not left[job.folder]:
                     _drop_weights(session, job.folder)
     for _, failure in problems:
@@ -70,6 +71,8 @@ def reproduce(experiment: Experiment, options: Options) -> Path:
 
 def _measure(session: Session, job: Job) -> Exception | None:
     """Measure a cell and store its results, or why there are none."""
+    if not job.is_planned and isinstance(failure := session.attempt(lambda: job.plan), Exception):
+        return Unprepared(str(failure))
     if not session.options.retry and (reason := _failed_before(session, job)) is not None:
         return UserError(f"{reason} (it failed before; --retry tries it again)")
     rows = session.attempt(lambda: MEASURES[job.cell.measure](job, **job.cell.options))

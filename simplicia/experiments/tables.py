@@ -1,85 +1,19 @@
-"""Markdown from stored results alone: the tables of an experiment, and the page of all."""
+"""Markdown from stored results alone: the tables of an experiment."""
 
 import math
-import os
 import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from simplicia.errors import UserError
-from simplicia.experiments import store
-from simplicia.experiments.experiment import EXPERIMENTS, Column, Experiment
+from simplicia.experiments.experiment import Column, Experiment
 from simplicia.experiments.store import CellResult
+from simplicia.result import paired_error
 
 Pair = tuple[CellResult, CellResult]  # without SEM, with it
 PROTOCOL = ("pretrained_on", "batch_size", "protocol", "probe")  # equal in these: comparable
 UNKNOWN = {"pretrained_on": "unknown data", "batch_size": "of unknown size"}
-HEAD = """# Results
-
-The paper's tables and figures next to what this code measured. `simplicia reproduce --page docs/results.md`
-writes the page from the JSON files it links to; no number in its tables is typed in. The paragraphs above
-some tables are written by hand. [reproduce.md](reproduce.md) says how to measure them.
-"""
-PAPER = """## On the paper's data, measured by its rules
-
-On the paper's data set with the paper's protocol of measuring. Pre-training follows this code's recipes,
-which differ from the paper's in three defaults: the first convolution has padding 1 (the authors' code: 2),
-the projector receives p - 1/V instead of p, and the learning rate moves at every step instead of once per
-epoch. SwAV's prototypes have length 1, as in its own paper; the authors' code trains their lengths. Each
-table states its budget: where it is less than the paper's (1000 epochs on CIFAR-100, 200 on ImageNet), the
-numbers are those of a shorter training.
-"""
-OTHER = """## On other data, or by other rules
-
-**These are not the paper's experiments**: they are the same cells on another data set, or measured with a
-shorter probe. They show that the machinery works; do not compare them with the paper's numbers.
-"""
-
-
-def page(results: Path, path: Path) -> str:
-    """All results as one page; its links lead from its path to the JSON files."""
-    if not results.is_dir():
-        raise UserError(f"there is no folder of results {str(results)!r}; give --results")
-    parts = [HEAD]
-    for folder, introduction in (("paper", PAPER), ("other", OTHER)):
-        files = {name: results / folder / f"{name}.json" for name in EXPERIMENTS}
-        sections = [_section(EXPERIMENTS[name], file, path) for name, file in files.items() if file.exists()]
-        parts += [introduction, *(sections or ["Nothing has been measured yet.\n"])]
-        if folder == "paper" and sections:
-            parts.append(_missing(results / folder))
-    return "\n".join(parts)
-
-
-def _missing(folder: Path) -> str:
-    """What is not measured, at the number of epochs that most cells were measured with."""
-    left = []
-    for name, experiment in EXPERIMENTS.items():
-        count = len(experiment.cells)
-        cells = defaultdict[int | None, set[int]](set)  # measured cells by epochs; None: regardless of epochs
-        for row in store.read(folder / f"{name}.json"):
-            if row.failed is None and (index := experiment.index(row.cell)) < count:
-                cells[None if experiment.mixes_epochs else row.epochs].add(index)
-        always = cells.pop(None, set())
-        most = max(cells, key=lambda epochs: (len(cells[epochs]), epochs or 0), default=None)
-        done = len(always | cells[most])
-        if done < count:
-            at = f" at {most} epochs" if most is not None else ""
-            left.append(f"{name} ({count - done} of {count} cells{at})" if done else name)
-    return f"### Not measured yet\n\n{', '.join(left)}.\n" if left else ""
-
-
-def _section(experiment: Experiment, file: Path, page: Path) -> str:
-    link = quote(Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix())
-    note = file.with_suffix(".md")
-    try:
-        text = note.read_text(encoding="utf-8").strip() + "\n\n" if note.exists() else ""
-    except UnicodeDecodeError as error:
-        raise UserError(f"{note} cannot be read as text: {error}") from error
-    return f"### {experiment.name}\n\n{text}{markdown(experiment, store.read(file), link)}"
 
 
 def markdown(experiment: Experiment, rows: list[CellResult], link: str | None = None) -> str:
@@ -91,7 +25,7 @@ def markdown(experiment: Experiment, rows: list[CellResult], link: str | None = 
     rows = sorted(rows, key=lambda row: (experiment.index(row.cell), row.seed or 0))
     parts = []
     for comparable in _grouped(rows, *PROTOCOL):
-        budgets = _grouped(comparable, *(["device"] if experiment.mixes_epochs else ["epochs", "device"]))
+        budgets = _grouped(comparable, *_budget(experiment), "device")
         measured = [row for row in comparable if row.accuracy is not None]
         with_epochs = [row for row in measured if row.epochs is not None]
         several = len({row.epochs for row in with_epochs}) > 1 and not experiment.mixes_epochs
@@ -101,10 +35,16 @@ def markdown(experiment: Experiment, rows: list[CellResult], link: str | None = 
     return "\n".join(parts)
 
 
+def every_pair(experiment: Experiment, rows: list[CellResult]) -> dict[str, list[Pair]]:
+    """The pairs of all budgets of an experiment whose cells set their own."""
+    groups = _grouped([row for row in rows if row.accuracy is not None], *PROTOCOL)
+    return {name: pairs for group in groups for name, pairs in _pairs(experiment, group).items()}
+
+
 def longest_pairs(experiment: Experiment, rows: list[CellResult]) -> dict[str, list[Pair]]:
     """The pairs of the budget with most of them; of several such, the one with most epochs."""
     measured = [row for row in rows if row.accuracy is not None]
-    budgets = sorted(_grouped(measured, *PROTOCOL, "epochs"), key=_longest_first)
+    budgets = sorted(_grouped(measured, *PROTOCOL, *_budget(experiment)), key=_longest_first)
     return max((_pairs(experiment, group) for group in budgets), key=len, default={})
 
 
@@ -114,9 +54,34 @@ def _pairs(experiment: Experiment, rows: list[CellResult]) -> dict[str, list[Pai
     pairs: dict[str, list[Pair]] = {}
     for cell in experiment.cells:
         for (name, seed), row in by_seed.items():
-            if name == cell.baseline and (cell.name, seed) in by_seed:
-                pairs.setdefault(cell.name, []).append((row, by_seed[cell.name, seed]))
+            part = f", {row.part}" if row.part else ""
+            if name == f"{cell.baseline}{part}" and (cell.name + part, seed) in by_seed:
+                pairs.setdefault(cell.name + part, []).append((row, by_seed[cell.name + part, seed]))
     return pairs
+
+
+def difference(pairs: list[Pair]) -> tuple[str, str]:
+    """What SEM adds, the mean over seeds with the error of one, and whether the error is paired."""
+    errors, are_paired = zip(*(_error_of_difference(*pair) for pair in pairs), strict=True)
+    added = statistics.mean(_added(*pair) for pair in pairs)
+    return f"{added:+.1f} ± {statistics.mean(errors):.1f}", "paired" if all(are_paired) else "unpaired"
+
+
+def _added(one: CellResult, two: CellResult) -> float:
+    return (two.accuracy or 0) - (one.accuracy or 0)
+
+
+def _error_of_difference(one: CellResult, two: CellResult) -> tuple[float, bool]:
+    """Standard error of the difference of two accuracies, and whether it pairs their test images."""
+    stored = (one.get("correct_images"), two.get("correct_images"))
+    paired = paired_error(*stored) if one.dataset == two.dataset else None
+    independent = math.hypot(one.standard_error or 0, two.standard_error or 0)
+    return (independent, False) if paired is None else (paired, True)
+
+
+def _budget(experiment: Experiment) -> list[str]:
+    """What rows of one table have in common, besides the protocol and the device."""
+    return [] if experiment.mixes_epochs else ["epochs"]
 
 
 def _grouped(rows: Iterable[CellResult], *keys: str) -> list[list[CellResult]]:
@@ -130,7 +95,7 @@ def _longest_first(group: list[CellResult]) -> int:
     return -(group[0].epochs or 0)
 
 
-def _table(caption: str, titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def table(caption: str, titles: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table under a bold caption."""
     head, *rows = (f"| {' | '.join(row)} |" for row in (titles, *lines))
     return "\n".join([f"**{_escape(caption)}.**\n", head, "|" + "---|" * len(titles), *rows]) + "\n"
@@ -147,30 +112,26 @@ def _overview(experiment: Experiment, rows: list[CellResult], link: str | None) 
     lines = []
     for cell in _grouped(rows, "cell"):
         by_epochs = [[r.accuracy or 0 for r in cell if r.epochs == epochs] for epochs in budgets]
-        line = [_name(cell[0], link), *(f"{statistics.mean(a):.1f}" if a else "-" for a in by_epochs)]
+        line = [row_name(cell[0].cell, link), *(f"{statistics.mean(a):.1f}" if a else "-" for a in by_epochs)]
         lines.append(line + ([_text(experiment, cell[0], "paper", "")] if own else []))
-    return _table(f"{title}; {_protocol(row)}; in percent{means}", titles, lines)
+    return table(f"{title}; {_protocol(row)}; in percent{means}", titles, lines)
 
 
 def _differences(experiment: Experiment, rows: list[CellResult], link: str | None) -> list[str]:
     """A table of what SEM adds to the accuracy, if there are cells with and without it."""
     with_error = [row for row in rows if row.standard_error is not None]
     lines = []
-    for group in sorted(_grouped(with_error, "epochs"), key=_longest_first):
+    for group in sorted(_grouped(with_error, *_budget(experiment)), key=_longest_first):
         for pairs in _pairs(experiment, group).values():
-            added = [(b.accuracy or 0) - (a.accuracy or 0) for a, b in pairs]
-            errors = [math.hypot(a.standard_error or 0, b.standard_error or 0) for a, b in pairs]
             papers = [row.paper for row in pairs[0] if row.paper is not None]
-            ours = f"{statistics.mean(added):+.1f} ± {statistics.mean(errors):.1f}"
             paper = f"{papers[1] - papers[0]:+.1f}" if len(papers) == 2 else "-"
-            each = ", ".join(
-                f"{a.get('seed', '-')}: {x:+.1f}" for (a, _), x in zip(pairs, added, strict=True)
-            )
-            lines.append([_name(pairs[0][1], link), str(group[0].get("epochs", "-")), ours, paper, each])
-    titles = ["cell", "epochs", "ours", f"paper, {experiment.epochs} epochs", "seed by seed"]
-    error = "±: standard error of the test images of one seed"
+            each = ", ".join(f"{a.get('seed', '-')}: {_added(a, b):+.1f}" for a, b in pairs)
+            epochs = str(pairs[0][1].get("epochs", "-"))
+            lines.append([row_name(pairs[0][1].cell, link), epochs, *difference(pairs), paper, each])
+    titles = ["cell", "epochs", "ours", "±", f"paper, {experiment.epochs} epochs", "seed by seed"]
+    error = "±: standard error of the test images of one seed, paired if both results say which are correct"
     title = f"{experiment.title}: what SEM adds, in percent"
-    return [_table(f"{title}; {_protocol(rows[0])}; {error}", titles, lines)] if lines else []
+    return [table(f"{title}; {_protocol(rows[0])}; {error}", titles, lines)] if lines else []
 
 
 def _budget_table(experiment: Experiment, rows: list[CellResult], link: str | None) -> str:
@@ -183,11 +144,11 @@ def _budget_table(experiment: Experiment, rows: list[CellResult], link: str | No
     # a note that all rows share is in the caption
     columns += [(key, key, "") for key in ("seed", "note") if len({row.get(key) for row in rows}) > 1]
     lines = [
-        [_name(row, link), *(_text(experiment, row, key, form) for _, key, form in columns)]
+        [row_name(row.cell, link), *(_text(experiment, row, key, form) for _, key, form in columns)]
         for cell in _grouped(rows, "cell")
         for row in (*cell, *_mean_of_seeds(cell))
     ]
-    return _table(_caption(experiment, rows), ["cell", *(title for title, _, _ in columns)], lines)
+    return table(_caption(experiment, rows), ["cell", *(title for title, _, _ in columns)], lines)
 
 
 def _mean_of_seeds(rows: list[CellResult]) -> list[CellResult]:
@@ -231,8 +192,9 @@ def _known(row: CellResult, key: str) -> str:
     return str(row.get(key, UNKNOWN.get(key, f"unknown {key}")))
 
 
-def _name(row: CellResult, link: str | None) -> str:
-    name = _escape(row.cell)
+def row_name(cell: str, link: str | None) -> str:
+    """A cell's name, which leads to the file."""
+    name = _escape(cell)
     return name if link is None else f"[{name}]({link})"
 
 

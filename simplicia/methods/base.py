@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from simplicia.bottlenecks.vq import SharedVectorQuantised
 from simplicia.distributed import gather
 from simplicia.sem import SimplicialEmbedding, Temperature
 from simplicia.settings import Entry, Registry
@@ -166,6 +167,9 @@ class TargetMethod(Method):
     @torch.no_grad()
     def targets(self, views: list[Tensor]) -> list[Tensor]:
         """Return the target network's projections."""
+        own, followed = self.target.bottleneck, self.online.bottleneck
+        if isinstance(own, SharedVectorQuantised) and isinstance(followed, SharedVectorQuantised):
+            own.codebook.copy_(followed.codebook)  # both networks use one codebook
         temperatures = [self.second_temperature] * len(views)
         return [branch.projection for branch in apply_per_view(self.target, views, *temperatures)]
 

@@ -40,7 +40,15 @@ TAILS: dict[str, dict[str, Any]] = {
     "-sem8": {"bottleneck": "sem", "sem.blocks": 8},
     "-embed": {"bottleneck": "embed"},
     "-gumbel": {"bottleneck": "gumbel", "sem.temperature": 2.0},
-    "-vq": {"bottleneck": "vq", "sem.simplices": 512, "sem.vertices": 128},
+    # commitments were chosen on held-out training images (results/shapes/vq-weight.json)
+    "-vq": {"bottleneck": "vq", "sem.simplices": 512, "sem.vertices": 128, "vq.commitment": 0.002},
+    "-vq-shared": {
+        "bottleneck": "vq-shared",
+        "sem.simplices": 512,
+        "sem.vertices": 128,
+        "vq.dimensions": 16,
+        "vq.commitment": 0.01,
+    },
 }
 # the paper's ImageNet, as far as it suits other data
 IMAGENET: dict[str, dict[str, Any]] = {
@@ -119,7 +127,7 @@ def get(name: str) -> Recipe:
         **_tails()[tail],
     }
     if data == "shapes":
-        changes |= {"options": SMALL.get(method, {})} | (SMALL_VQ if tail == "-vq" else {})
+        changes |= {"options": SMALL.get(method, {})} | (SMALL_VQ if "-vq" in tail else {})
         changes["optim.lr"] = 0.05 if method in ("barlow", "vicreg") else 0.5  # their losses are sums
     return with_changes(Recipe(), changes)
 

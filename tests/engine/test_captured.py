@@ -179,7 +179,7 @@ def test_captured_updates_with_interpreted_kernels_match_eager_ones(monkeypatch)
 
 
 @everywhere
-@pytest.mark.parametrize("bottleneck", ["embed", "gumbel", "vq"])
+@pytest.mark.parametrize("bottleneck", ["embed", "gumbel", "vq", "vq-shared"])
 def test_every_bottleneck_can_be_captured(bottleneck, device):
     sizes = {"sem.simplices": 50, "bottleneck": bottleneck, "vq.dimensions": 4}
     take = build("cifar100-byol", "captured", device=device, **sizes)

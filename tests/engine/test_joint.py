@@ -13,7 +13,13 @@ from simplicia.errors import UserError
 from simplicia.layers import BlockLinear
 
 OPTIONS = {"moco": {"queue": 64}, "swav": {"queue": 64, "prototypes": 32}, "dino": {"prototypes": 32}}
-SIZES = {"sem": {"temperature": 0.5}, "embed": {}, "vq": {"dimensions": 3}, "gumbel": {}}
+SIZES = {
+    "sem": {"temperature": 0.5},
+    "embed": {},
+    "vq": {"dimensions": 3},
+    "vq-shared": {"dimensions": 3},
+    "gumbel": {},
+}
 
 
 def method_with(name, bottleneck="sem", **options):
@@ -29,7 +35,7 @@ def views(n=8):
     return [torch.randn(n, 3, 16, 16, generator=generator) for _ in range(2)]
 
 
-@pytest.mark.parametrize("bottleneck", ["sem", "embed", "vq"])
+@pytest.mark.parametrize("bottleneck", ["sem", "embed", "vq", "vq-shared"])
 @pytest.mark.parametrize("name", methods.names())
 def test_joint_views_match_separate_views(name, bottleneck):
     separate = method_with(name, bottleneck)

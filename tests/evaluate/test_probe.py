@@ -264,11 +264,11 @@ def test_top1_and_top5_match_sorting():
     x = torch.randn(3, 40, 6, generator=generator)
     weight, bias = torch.randn(3, 6, 2 * 9, generator=generator), torch.randn(3, 1, 18, generator=generator)
     labels = torch.arange(40) % 9
-    first, among = correct(Probes(weight, bias), lambda part: x[:, part], torch.arange(40), labels, 9)
+    hits, among = correct(Probes(weight, bias), lambda part: x[:, part], torch.arange(40), labels, 9)
     order = (x @ weight + bias).unflatten(-1, (2, 9)).argsort(-1, descending=True)
     rank = (order == labels[:, None, None]).int().argmax(-1)
-    assert torch.equal(first, (rank == 0).sum(1)) and torch.equal(among, (rank < 5).sum(1))
-    assert (among > first).all()
+    assert torch.equal(hits, rank == 0) and torch.equal(among, (rank < 5).sum(1))
+    assert (among > hits.sum(1)).all()
 
 
 def test_seeds_are_separate_trainings_and_their_mean(run, sets):

@@ -15,11 +15,13 @@ from simplicia.errors import UserError
 from simplicia.evaluate.probe import preset
 from simplicia.experiments import EXPERIMENTS, get
 from simplicia.experiments.budget import Budgets
+from simplicia.experiments.cifar import METHODS
 from simplicia.experiments.experiment import Cell, plan
 from simplicia.experiments.measures import MEASURES
 
 RESULTS = Path(__file__).parents[2] / "results"
-EXTRA = "dino-short centred speedrun"  # not in the paper
+EXTRA = """equal-time embed-control gain elsewhere dino-short dino-scout centred learning-rate speedrun
+speedrun-cifar10"""  # not in the paper
 NAMES = """table1 emb-scale hard-discretisation cost tau-pretrain tau-downstream L-sweep V-sweep entropy
 spectrum embedder-bn embedder-type role-of-pretraining encoder-scaling imagenet-scaling robustness transfer
 semi-supervised coherence bound"""
@@ -33,7 +35,7 @@ def cell(experiment, name):
 
 
 def test_every_table_and_figure_is_registered():
-    assert sorted(EXPERIMENTS) == sorted(f"{NAMES} {EXTRA}".split())
+    assert sorted(EXPERIMENTS) == sorted(f"{NAMES} {EXTRA} paper-budget".split())
     assert all(not c.in_paper and c.paper is None for name in EXTRA.split() for c in get(name).cells)
     with pytest.raises(UserError, match="did you mean 'table1'"):
         get("tabel1")
@@ -69,6 +71,7 @@ def test_the_papers_numbers(experiment, numbers):
 
 def test_measures_accept_the_options_of_their_cells():
     grid = {"cifar100": preset("cifar").temperatures, "imagenet": preset("imagenet").temperatures}
+    grid["cifar10"] = grid["cifar100"]
     for experiment, c in CELLS:
         inspect.signature(MEASURES[c.measure]).bind(None, **c.options)
         wanted = c.options.get("temperature")
@@ -125,13 +128,53 @@ def test_cells_may_set_their_own_epochs():
     assert not get("centred").mixes_epochs and not get("table1").mixes_epochs
     speedrun = get("speedrun")
     assert speedrun.mixes_epochs
-    assert {plan(c, "cifar100").recipe.epochs for c in speedrun.cells} == {80, 100}
+    assert {plan(c, "cifar100").recipe.epochs for c in speedrun.cells} == {80, 100, 385, 440}
     assert {plan(c, "cifar100", epochs=2).recipe.epochs for c in speedrun.cells} == {2}
     plans = [plan(c, "cifar100") for c in speedrun.cells]
     milliseconds = sum(BUDGETS.step_ms(p) * p.recipe.epochs * 195 for p in plans)
     assert BUDGETS.of(speedrun).hours == pytest.approx(milliseconds / 3.6e6)
-    short = sum(BUDGETS.step_ms(p) * 10 * 195 for p in plans)
+    short = {p.folder: p for p in (plan(c, "cifar100", epochs=10) for c in speedrun.cells)}.values()
+    short = sum(BUDGETS.step_ms(p) * 10 * 195 for p in short)
     assert BUDGETS.of(speedrun, 10).hours == pytest.approx(short / 3.6e6)
+
+
+def test_equal_time_pairs_every_method_with_cheaper_forms_of_sem():
+    cells = {c.name: c for c in get("equal-time").cells}
+    pairs = [c for c in cells.values() if c.baseline is not None]
+    assert all(cells[c.baseline].recipe == c.as_long_as for c in pairs)
+    at_200 = [c.name.split(",")[0] for c in pairs if c.name.endswith(", time of 200 epochs")]
+    assert {name.split(" + ")[0] for name in at_200} == {name for name, *_ in METHODS.values()}
+    for method in ("BYOL", "VICReg"):
+        forms = [name.split(" + ")[1] for name in at_200 if name.startswith(method)]
+        assert forms == ["SEM", "SEM/8", "SEM/16", "SEM/32", "SEM"]
+        wide = plan(cells[f"{method} + SEM/32, L=4992, time of 200 epochs"], "cifar100").recipe
+        assert (wide.sem.blocks, wide.sem.simplices * wide.sem.vertices % 32) == (32, 0)
+    sem8 = cells["BYOL + SEM/8, time of 200 epochs"]
+    assert plan(sem8, "cifar100", share=0.75).recipe.epochs == 150
+    assert plan(sem8, "cifar100", epochs=1, share=0.75).recipe.epochs == 1
+    of_bases = sum(
+        BUDGETS.step_ms(plan(cells[c.baseline], "cifar100")) * 195 * c.changes["epochs"] for c in pairs
+    )
+    bases = {c.baseline for c in pairs}
+    of_bases += sum(
+        BUDGETS.step_ms(plan(cells[name], "cifar100")) * 195 * cells[name].changes["epochs"] for name in bases
+    )
+    assert BUDGETS.of(get("equal-time")).hours == pytest.approx(of_bases / 3.6e6)
+
+
+def test_controls_have_what_they_control():
+    uncentred = plan(cell("centred", "MoCo + SEM, p"), "cifar100").recipe
+    assert not uncentred.sem.centred and uncentred.epochs == 200
+    for name, times in (("SimCLR", 3), ("MoCo", 15)):
+        slow, fast = (
+            plan(cell("learning-rate", n), "cifar100").recipe for n in (name, f"{name}, rate x{times}")
+        )
+        assert fast.optim.lr == pytest.approx(times * slow.optim.lr) and fast.bottleneck == "none"
+    wide = plan(cell("embed-control", "BYOL + Embed, embedder"), "cifar100").recipe
+    assert (wide.bottleneck, wide.sem.simplices, wide.epochs) == ("embed", 5000, 200)
+    scouts = get("dino-scout").cells
+    assert all(c.changes["holdout"] > 0 and c.measure == "holdout" for c in scouts)
+    assert {c.recipe for c in scouts} == {"dino", "dino-sem"}
 
 
 def test_a_folder_of_images_is_data_too(tmp_path):

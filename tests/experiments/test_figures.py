@@ -33,6 +33,12 @@ def test_a_line_for_each_series_with_the_mean_of_seeds():
     assert longer["SEM, 200 epochs"] == [(10, 30.0)] and "SEM, 100 epochs" in longer
 
 
+def test_equal_time_is_a_line_over_seconds():
+    cells = ("BYOL + SEM/8, time of 100 epochs", 80, 120.0), ("BYOL + SEM/8, time of 200 epochs", 163, 240.0)
+    rows = [row(cell, epochs, accuracy=60.0, step_seconds=seconds) for cell, epochs, seconds in cells]
+    assert lines(get("equal-time"), rows) == {"BYOL + SEM/8": [(120.0, 60.0), (240.0, 60.0)]}
+
+
 def test_a_cell_may_be_a_curve_or_a_histogram():
     (curve,) = lines(get("coherence"), [row("BYOL, ICA", k=[1, 2], coherence=[0.5, 0.25])]).items()
     assert curve == ("BYOL, ICA", [(1, 0.5), (2, 0.25)])

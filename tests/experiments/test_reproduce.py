@@ -69,7 +69,7 @@ def test_experiments_share_runs_and_probes(images, measured, capsys):
     assert message in capsys.readouterr().err
     assert call(images, measured, "tau-downstream", "--only", "rn-18") == 0
     assert call(images, measured, "entropy", "--only", "tau_p=1") == 0
-    assert call(images, measured, "spectrum", "--only", "rn-18") == 0
+    assert call(images, measured, "spectrum", "--only", "rn-18 byol", "rn-18 sem") == 0
     assert file.stat().st_mtime_ns == time_of_probe
     assert {path.name for path in (measured / "runs").iterdir()} == folders
     by_temperature = {row["temperature"]: row["accuracy"] for row in probe["per_temperature"]}
@@ -84,9 +84,43 @@ def test_experiments_share_runs_and_probes(images, measured, capsys):
     (entropy,) = rows(measured, "entropy")
     assert 0 < entropy["mean_entropy"] < entropy["ln_vertices"] == pytest.approx(np.log(13))
     assert sum(entropy["counts"]) == entropy["count"] == 60 * 256
-    encoder, embedder = rows(measured, "spectrum")
+    encoder, of_sem, embedder = rows(measured, "spectrum")
+    assert (of_sem["layer"], of_sem["sem"]) == ("encoder", True) and of_sem["values"] != encoder["values"]
     assert (encoder["layer"], encoder["features"], embedder["features"]) == ("encoder", 128, 256 * 13)
     assert len(embedder["values"]) == embedder["images"] == 30
+
+
+def test_equal_time_trains_sem_for_the_time_of_its_base(images, measured, monkeypatch):
+    for name in ("TIMED_STEPS", "TIMED_ROUNDS"):
+        monkeypatch.setattr(f"simplicia.experiments.job.{name}", 1)
+    words = "equal-time", "--only", "=byol, time of 200 epochs", "=byol + sem, time of 200 epochs"
+    assert call(images, measured, *words, "--no-training") == 2  # a time was not measured yet
+    assert call(images, measured, *words) == 0
+    base, sem = rows(measured, "equal-time")
+    assert base["run"] == rows(measured, "table1")[0]["run"] and base["epochs"] == 2
+    assert base["ms_per_step"] == base["base_ms_per_step"] == sem["base_ms_per_step"] > 0
+    assert sem["epochs"] == max(1, int(2 * sem["base_ms_per_step"] / sem["ms_per_step"]))
+    assert sem["step_seconds"] == pytest.approx(2 * sem["epochs"] * sem["ms_per_step"] / 1e3)
+    times = {path.name: path.read_text() for path in (measured / "runs" / "step-times").iterdir()}
+    assert len(times) == 2
+    monkeypatch.setattr("simplicia.experiments.job.Session.step_ms", None)  # stored times decide from now on
+    assert call(images, measured, *words) == 0 and rows(measured, "equal-time")[1] == sem
+    target = measured / "time.svg"
+    words = ["--data", str(images), "--results", str(measured / "results"), "--figure", str(target)]
+    assert cli.main(["reproduce", "equal-time", *words]) == 0  # of all epochs
+    assert ">BYOL + SEM<" in target.read_text() and ">seconds of steps<" in target.read_text()
+
+
+def test_holdout_reads_no_test_image_and_knn_votes(images, tmp_path):
+    shutil.copytree(images, tmp_path / "images")
+    options = options_for(tmp_path / "images", tmp_path)
+    held_out = Cell("held out", "byol", {"holdout": 0.1}, measure="holdout")
+    cells = held_out, Cell("kNN", "byol", {"holdout": 0.1}, measure="knn", options={"k": 10})
+    holdout, knn = store.read(reproduce(Experiment("x", "", cells), options))
+    assert holdout.protocol == "offline linear probe, on held-out training images"
+    stored = json.loads(next(tmp_path.rglob("results/holdout.json")).read_text())
+    assert (stored["train_images"], stored["test_images"]) == (54, 6)
+    assert knn.protocol == "weighted kNN" and knn.probe == "k=10" and knn.accuracy > 0
 
 
 def test_coherence_and_bound_of_a_trained_run(images, measured, capsys):

@@ -281,10 +281,14 @@ def test_weights_stay_while_a_cell_needs_them(own, monkeypatch):
     assert tensors.stat().st_mtime_ns == written
 
 
-def test_coherence_of_two_layers_is_one_analysis(own, monkeypatch):
+def test_coherence_is_of_the_probes_weights_and_of_a_plain_classifier_for_ica(own, monkeypatch):
     count, original = [], Study.measure
     monkeypatch.setattr(Study, "measure", lambda self: count.append(1) or original(self))
     cells = [
         Cell(layer, "byol", measure="coherence", options={"layer": layer}) for layer in ("encoder", "ica")
     ]
-    assert len(store.read(reproduce(Experiment("x", "", tuple(cells)), own))) == 2 and count == [1]
+    encoder, ica = store.read(reproduce(Experiment("x", "", tuple(cells)), own))
+    assert count == [1] and "plain" in ica.protocol
+    assert encoder.protocol == "coherence of the linear probe's weights" and "lr" in encoder.selected
+    probed = store.read(reproduce(Experiment("x", "", (Cell("BYOL", "byol", options=ENCODER),)), own))[-1]
+    assert encoder["classifier_accuracy"] == pytest.approx(probed.accuracy)

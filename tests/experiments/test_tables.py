@@ -4,12 +4,16 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simplicia import cli
 from simplicia.experiments import get, tables
+from simplicia.experiments.page import page
 from simplicia.experiments.store import CellResult
-from simplicia.experiments.tables import page
+from simplicia.result import packed, paired_error, unpacked
 
 ROOT = Path(__file__).parents[2]
 NUMBER = re.compile(r"\d[\d,]*\.\d+(?:e[+-]\d+)?")
@@ -114,7 +118,7 @@ def test_cells_that_set_their_epochs_share_a_table(tmp_path):
     assert "| Barlow Twins | 61.3 ± 0.5 | 80 | 90 |" in text
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "speedrun.json").write_text(json.dumps([long, short]))
-    assert "speedrun (4 of 6 cells)." in page(tmp_path, tmp_path / "page.md")
+    assert "speedrun (8 of 10 cells)," in page(tmp_path, tmp_path / "page.md")
 
 
 def test_note_shared_by_all_rows_is_in_the_caption():
@@ -166,6 +170,38 @@ def test_page_separates_the_papers_protocol_from_others(tmp_path):
     assert "[BYOL](../results/other/table1.json) | 70.7 | 33.3" in second and "A note" not in second
 
 
+def test_page_opens_with_what_a_reader_takes_in_at_once(tmp_path):
+    (tmp_path / "paper").mkdir()
+    short = {"paper": None, "seed": 0}
+    timed = row(experiment="equal-time", cell="BYOL, time of 200 epochs", **short)
+    files = {
+        "table1": [row(), row(cell="BYOL + SEM", accuracy=64.0, paper=73.9), row(seed=1, accuracy=62.0)],
+        "equal-time": [timed, timed | {"cell": "BYOL + SEM/8, time of 200 epochs", "epochs": 163}],
+        "centred": [row(cell="MoCo + SEM, p", **short), row(cell="MoCo + SEM, p", seed=1, accuracy=62.26)],
+    }
+    for name, cells in files.items():
+        (tmp_path / "paper" / f"{name}.json").write_text(json.dumps(cells))
+    (tmp_path / "paper" / "front.md").write_text("In short.\n")
+    text = page(tmp_path, tmp_path / "page.md")
+    first = text[: text.index("## On the paper's data")]
+    assert first.index("## At a glance\n\nIn short.\n\n**Seven methods") < first.index("**Controls.**")
+    assert (
+        "| [BYOL](paper/table1.json) | 61.3 ± 0.5 | 64.0 ± 0.5 | +2.7 ± 0.7 | unpaired | 0 | 70.7 | 73.9 |"
+        in first
+    )
+    assert "61.3 ± 0.5 | 61.3 ± 0.5 | +0.0 ± 0.7 | unpaired | 200 and 163 | 0 |" in first
+    assert "| centred | [MoCo + SEM, p](paper/centred.json) | 61.8 ± 0.7 | 200 | 0, 1 |" in first
+    assert "| `reproduce centred` | 5 | unknown |" in first
+    assert "| `reproduce table1 --only byol vicreg --epochs 200 --seeds 1 2` | 3 | unknown |" in first
+    times = [
+        {"recipe": f"cifar100-{name}", "changes": {}, "ms_per_step": 10.0} for name in ("byol", "simclr")
+    ]
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "step.json").write_text(json.dumps(times))
+    (line,) = (x for x in page(tmp_path, tmp_path / "page.md").splitlines() if "reproduce dino-scout" in x)
+    assert int(line.split("|")[-2].replace(",", "")) > 0
+
+
 def test_page_lists_missing_cells_at_the_most_common_budget(tmp_path):
     target = tmp_path / "a page" / "results.md"
     (tmp_path / "my results" / "paper").mkdir(parents=True)
@@ -211,18 +247,23 @@ def test_every_number_of_the_page_was_measured():
         for derived in (over_seeds, added_by_sem)
         for values in derived(json.loads(path.read_text()))
     ]
-    assert unfounded((ROOT / "docs/results.md").read_text(), {*numbers(files), *seeds}) == []
+    note = (ROOT / "results/paper/equal-time.md").read_text()  # tests/test_docs.py derives its numbers
+    assert (
+        unfounded((ROOT / "docs/results.md").read_text().replace(note, ""), {*numbers(files), *seeds}) == []
+    )
 
 
 def added_by_sem(rows):
     """Differences of rows that differ in SEM alone, each and their mean, with the errors of one seed."""
     rows = [row for row in rows if row.get("accuracy") is not None]
-    keys = "pretrained_on", "batch_size", "protocol", "probe", "epochs"
+    keys = "pretrained_on", "batch_size", "protocol", "probe"
+    keys += () if any("time of" in row["cell"] for row in rows) else ("epochs",)
     groups = {}
     for a in rows:
         for b in rows:
             name, *rest = a["cell"].split(", ")
-            pair = ", ".join([f"{name} + SEM", *rest]) == b["cell"]
+            pair = ", ".join([f"{name} + SEM", *rest]) == b["cell"].replace("SEM/8", "SEM")
+            pair = pair and a["cell"] != b["cell"]
             if pair and all(a.get(k) == b.get(k) for k in (*keys, "seed")):
                 groups.setdefault((b["cell"], *(b.get(k) for k in keys)), []).append((a, b))
     for pairs in groups.values():
@@ -240,13 +281,49 @@ def test_table_of_accuracy_gained_by_sem():
     text = markdown(get("table1"), [row(), row(**sem), row(cell="MoCo"), row(**sem, epochs=100)])
     overview, added, *_ = text.split("\n\n**")
     assert "by epochs" in overview and added.startswith("Seven methods without and with SEM: what SEM adds")
-    assert text.count("± 0.7") == 1 and "| BYOL + SEM | 200 | +1.7 ± 0.7 | +3.2 | 0: +1.7 |" in text
+    assert text.count("± 0.7") == 1
+    assert "| BYOL + SEM | 200 | +1.7 ± 0.7 | unpaired | +3.2 | 0: +1.7 |" in text
     second = [row(seed=1, accuracy=62.0), row(**sem | {"accuracy": 62.4}, seed=1), row(seed=2)]
     text = markdown(get("table1"), [row(), row(**sem), *second])
-    assert "| BYOL + SEM | 200 | +1.1 ± 0.7 | +3.2 | 0: +1.7, 1: +0.4 |" in text
+    assert "| BYOL + SEM | 200 | +1.1 ± 0.7 | unpaired | +3.2 | 0: +1.7, 1: +0.4 |" in text
     other = {"pretrained_on": "shapes", "paper": None}
-    assert "| +1.7 ± 0.7 | - | 0: +1.7 |" in markdown(get("table1"), [row(**other), row(**sem | other)])
+    assert "| +1.7 ± 0.7 | unpaired | - | 0: +1.7 |" in markdown(
+        get("table1"), [row(**other), row(**sem | other)]
+    )
     assert "adds" not in markdown(get("table1"), [row(), row(**sem, epochs=100)])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_paired_error_is_that_of_the_mean_of_differences(correct):
+    one, two = ([pair[i] for pair in correct] for i in (0, 1))
+    assert unpacked(packed(one)) == one
+    moved = np.array(two, float) - np.array(one, float)
+    expected = 100 * moved.std() / len(moved) ** 0.5
+    assert paired_error(packed(one), packed(two)) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "damage", [None, 3, "bits", {}, {"images": 3}, {"images": 3, "bits": "!"}, {"images": 99, "bits": "AA=="}]
+)
+def test_damaged_correct_images_leave_differences_unpaired(damage):
+    assert unpacked(damage) is None and paired_error(packed([True] * 3), damage) is None
+    sem = row(cell="BYOL + SEM", accuracy=63.0, correct_images=damage)
+    assert "| unpaired |" in markdown(get("table1"), [row(correct_images=packed([True] * 3)), sem])
+
+
+def test_differences_on_the_same_images_have_a_paired_error():
+    right = {"correct_images": packed([True, False] * 50), "dataset": "cifar100"}
+    sem = row(cell="BYOL + SEM", accuracy=63.0, **right)
+    assert "| +1.7 ± 0.0 | paired |" in markdown(get("table1"), [row(**right), sem])
+    elsewhere = sem | {"dataset": "pets"}
+    assert "| unpaired |" in markdown(get("table1"), [row(**right), elsewhere])
+
+
+def test_differences_at_equal_time_pair_runs_of_different_epochs():
+    base = row(experiment="equal-time", cell="BYOL, time of 200 epochs", paper=None)
+    sem = base | {"cell": "BYOL + SEM/8, time of 200 epochs", "epochs": 163, "accuracy": 63.0}
+    text = markdown(get("equal-time"), [base, sem])
+    assert "| BYOL + SEM/8, time of 200 epochs | 163 | +1.7 ± 0.7 | unpaired | - | 0: +1.7 |" in text
 
 
 def over_seeds(rows):
