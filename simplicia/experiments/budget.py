@@ -51,7 +51,7 @@ class Budgets:
         given = [epochs or cell.changes.get("epochs", experiment.epochs) for cell in cells]
         plans = [plan(cell, experiment.data, epochs=n) for cell, n in zip(cells, given, strict=True)]
         runs = {plan.folder: plan for plan in plans}.values()
-        gib = [self._cost(run.recipe).memory(run.recipe.actual_micro_batch_size) / 2**30 for run in runs]
+        gib = [self._cost(run.recipe).memory(run.recipe.micro_batch_size()) / 2**30 for run in runs]
         disk = sum(checkpoint_bytes(self._cost(run.recipe)) for run in runs) / 1e9
         hours, timed = None, all(map(self.is_timed, runs))
         if timed or len(self.step_times) > 1:
