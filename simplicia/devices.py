@@ -1,5 +1,6 @@
 """Devices, precision and processes: Lightning Fabric, set up from a few words."""
 
+import inspect
 import logging
 import os
 import sys
@@ -142,8 +143,10 @@ def launch(device: str, processes: int, precision: str) -> Any:
         raise UserError(f"{local} processes need as many GPUs; there are {torch.cuda.device_count()}")
     if started is not None and started.name == "srun":
         _srun_as_torchrun(started.nodes)
-    # BatchNorm is synchronised, so that no buffer needs to be broadcast
-    options: dict[str, Any] = {"broadcast_buffers": False, "gradient_as_bucket_view": True}
+    # BatchNorm is synchronised, so that no buffer needs to be broadcast; the option's name depends on torch
+    parameters = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
+    sync = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+    options: dict[str, Any] = {sync: False, "gradient_as_bucket_view": True}
     half = precision == "bf16" or (precision == "auto" and is_gpu)
     fabric = Fabric(
         accelerator=chosen.type,

@@ -178,8 +178,11 @@ class _Normalise(torch.autograd.Function):
         return moved.to(x.dtype), *own, None
 
 
-# a collective, which torch.compile does not trace; torch.compiler.disable would import the compiler
-_normalise = torch._disable_dynamo(_Normalise.apply)
+@torch._disable_dynamo  # it has collectives; torch.compiler.disable would import the compiler
+def _normalise(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _Normalise.apply(x, weight, bias, eps)
 
 
 def _samples(x: Tensor) -> list[int]:
