@@ -27,7 +27,8 @@ from simplicia.train.run_dir import read_log
 SCRIPT = Path(__file__).with_name("ten_steps.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-SMALL = "--encoder tiny --sem.simplices 8 --byol.hidden 32 --byol.out 16 --batch-size 16 --image-size 16 --device cpu"
+SMALL = "--encoder tiny --sem.simplices 8 --byol.hidden 32 --byol.out 16 --image-size 16"
+SMALL += " --batch-size 16 --device cpu"
 
 
 def finish(*processes, status=0):
@@ -143,9 +144,7 @@ def srun(photos, out, *words, **environment):
     return [start(command, **common, **variables, **environment) for variables in own]
 
 
-def test_a_time_limit_under_slurm_saves_requeues_and_resumes_with_another_number_of_processes(
-    photos, tmp_path
-):
+def test_a_time_limit_under_slurm_saves_and_requeues_and_other_processes_resume(photos, tmp_path):
     """A stand-in for ``scontrol`` records its calls."""
     out, calls, tools = tmp_path / "run", tmp_path / "calls", tmp_path / "bin"
     tools.mkdir()
