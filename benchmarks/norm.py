@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from simplicia.engine.adapted import replace_modules
 from simplicia.engine.joint import JointNetwork
 from simplicia.engine.norm import PerViewBatchNorm1d, PerViewBatchNorm2d, fuse_norms
-from simplicia.layers import activate
+from simplicia.layers import activate, replace_modules
 from simplicia.methods.base import Network
 from simplicia.provenance import commit, versions
 from simplicia.sem import SimplicialEmbedding

@@ -1,16 +1,28 @@
-"""Collectives with gradients for losses and queues; with one process each is the identity.
+"""Processes that train together: collectives with gradients, shared randomness, and what to do if one dies.
+
+With one process each collective is the identity.
 
 Every process returns the loss of the global batch. The gradients that reach a process's samples are scaled so
 that DDP's average over processes is the gradient of the global batch.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from simplicia.errors import Failed, Interrupted, UserError
+
+T = TypeVar("T")
+PATIENT = timedelta(days=1)  # of collectives: a process may be slow, and ``watched_peers`` finds dead ones
 
 
 def world_size() -> int:
@@ -33,6 +45,15 @@ def _collective(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
     return wrapped
 
 
+def drawn(draw: Callable[[int], Tensor], rows: int, dim: int = 0) -> Tensor:
+    """Return the random numbers of this process's rows: ``draw(rows)`` of the global batch.
+
+    All processes must have the same seed: each draws all numbers, so that N processes use those of one.
+    """
+    processes = world_size()
+    return draw(rows) if processes == 1 else draw(processes * rows).narrow(dim, rank() * rows, rows)
+
+
 @_collective
 def gather(x: Tensor) -> Tensor:
     """Return the rows of all processes in order of rank, with gradient; each has the same number of rows."""
@@ -51,6 +72,90 @@ def agreed(x: Tensor) -> Tensor:
     x = x.contiguous().clone()
     dist.broadcast(x, 0)
     return x
+
+
+def from_leader(work: Callable[[], T]) -> T:
+    """Return what process 0 computes; the error of a user or a disk is raised in every process."""
+    if world_size() == 1:
+        return work()
+    outcome: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            outcome[0] = work()
+        except (UserError, OSError) as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome, 0)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+def largest(number: int) -> int:
+    """Return the largest of the processes' numbers, without waiting for a GPU."""
+    if world_size() == 1:
+        return number
+    shared = torch.tensor(number)
+    dist.all_reduce(shared, dist.ReduceOp.MAX, _host_group())
+    return int(shared)
+
+
+@functools.cache
+def _host_group() -> Any:
+    return dist.new_group(backend="gloo", timeout=PATIENT)
+
+
+def is_of_peers(error: RuntimeError) -> bool:
+    """Whether a collective failed, as it does when another process was killed."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+
+
+@contextmanager
+def watched_peers(patience: float = 30.0, interval: float = 2.0) -> Iterator[None]:
+    """End this process if another one dies, or does not answer for ``patience`` seconds, during the block.
+
+    The processes leave the block together, unless an error ends it. A thread exchanges signs of life: it
+    answers while its process is busy, but not if that is stopped, and it can end a process whose main thread
+    waits in a collective that never returns.
+    """
+    if world_size() == 1:
+        yield
+        return
+    group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience))
+    is_leaving, has_failed = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        try:
+            leaving = 0
+            while leaving < world_size():
+                is_leaving.wait(interval)
+                sign = torch.tensor(int(is_leaving.is_set()))
+                dist.all_reduce(sign, group=group)
+                leaving = int(sign)
+        except RuntimeError:
+            # usually the main thread notices a dead process too, and knows more
+            if not is_leaving.is_set() and not has_failed.wait(5.0):
+                why = f"another process of this training ended, or did not answer for {patience:g} s"
+                print(f"simplicia: {why}; the last checkpoint is kept", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    except Interrupted:
+        is_leaving.set()
+        thread.join()  # process 0 may still be saving
+        raise
+    except RuntimeError as error:
+        has_failed.set()
+        if is_of_peers(error):
+            raise Failed("another process of this training ended") from error
+        raise
+    except BaseException:
+        has_failed.set()
+        raise
+    is_leaving.set()
+    thread.join()
 
 
 class _Gather(torch.autograd.Function):

@@ -6,6 +6,7 @@ each process returns the loss of the global batch, and DDP's average is the grad
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,13 @@ from torch import Tensor
 from simplicia.distributed import average, gather, rank, world_size
 
 
+def widen(x: Any) -> Any:
+    """Return 16-bit tensors in float32, everything else as it is."""
+    return x.float() if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 def _full_precision(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Run a loss outside autocast, with 16-bit inputs cast to float32."""
-
-    def widen(x):
-        return x.float() if isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) else x
 
     @functools.wraps(loss)
     def wrapped(*args, **kwargs) -> Tensor:

@@ -58,7 +58,7 @@ class Option(NamedTuple):
     default: Any
     help: str = ""
     range: Range | None = None
-    formerly: str | None = None
+    formerly: tuple[str, ...] = ()
 
     def convert(self, value: Any, path: str) -> Any:
         """Convert a plain value, or a command line's string, to the setting's type, and check its range."""
@@ -101,14 +101,15 @@ def options_of(source: Any) -> dict[str, Option]:
         hint = hints.get(name, Any)
         hint, *marks = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
         about = {type(mark): mark for mark in marks}
-        options[name] = Option(name, hint, default, about.get(str, ""), about.get(Range), about.get(Formerly))
+        formerly = tuple(mark for mark in marks if isinstance(mark, Formerly))
+        options[name] = Option(name, hint, default, about.get(str, ""), about.get(Range), formerly)
     return options
 
 
 def current_name(name: Any, options: Mapping[str, Option], kind: str = "setting", prefix: str = "") -> str:
     """Return the name a setting has now, given that or an earlier one; a UserError for an unknown name."""
     for option in options.values():
-        if name == option.name or (option.formerly and name == option.formerly):
+        if name == option.name or name in option.formerly:
             return option.name
     raise unknown(kind, f"{prefix}{name}", [f"{prefix}{known}" for known in options])
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from simplicia import bottlenecks, cli, encoders
-from simplicia.layers import synchronised
+from simplicia.layers import SynchronisedBatchNorm, synchronise_norms
 
 
 @pytest.mark.parametrize(("name", "width"), [("tiny", 128), ("resnet18", 512), ("resnet50", 2048)])
@@ -84,9 +84,9 @@ def test_synchronised_norms_keep_their_activation():
             nn.init.uniform_(part.bias, -1, 1)  # a missing activation shows
     images = torch.randn(2, 3, 64, 64)
     before = encoder(images)
-    made = synchronised(encoder).eval()
-    assert any(isinstance(part, nn.SyncBatchNorm) for part in made.modules())
-    torch.testing.assert_close(made(images), before)
+    synchronise_norms(encoder)
+    assert any(isinstance(part, SynchronisedBatchNorm) for part in encoder.modules())
+    torch.testing.assert_close(encoder.eval()(images), before)
 
 
 def test_encoders_that_cannot_take_the_views_are_refused_before_training(tmp_path, capsys):

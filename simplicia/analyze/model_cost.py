@@ -104,7 +104,7 @@ def paper_table() -> list[dict[str, Any]]:
         total, paper = cost_of(recipe), dict(zip((*COUNTS, "gib"), figures, strict=True))
         row: dict[str, Any] = {"encoder": encoder, "model": model}
         row |= {name: getattr(total, name) for name in COUNTS}
-        row["estimated_gib"] = total.memory(recipe.actual_micro_batch_size) / 2**30
+        row["estimated_gib"] = total.memory(recipe.micro_batch_size()) / 2**30
         row["paper"] = paper
         row["deviation_percent"] = {name: 100 * (row[name] / paper[name] - 1) for name in COUNTS}
         rows.append(row)

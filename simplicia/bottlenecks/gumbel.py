@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from simplicia.bottlenecks.base import register
+from simplicia.distributed import drawn
 from simplicia.sem import Embedder, Temperature, simplicial
 
 
@@ -38,7 +39,8 @@ class GumbelEmbedding(Embedder):
         temperature = self.temperature if temperature is None else temperature
         _check_positive(temperature)
         wide = logits.float()  # 16-bit noise has ties
-        exponential = torch.empty_like(wide).exponential_().clamp_min(torch.finfo(wide.dtype).tiny)
+        noise = drawn(lambda n: wide.new_empty((n, *wide.shape[1:])).exponential_(), len(wide))
+        exponential = noise.clamp_min(torch.finfo(wide.dtype).tiny)
         noisy = wide - exponential.log()
         soft = simplicial(noisy, self.vertices, temperature)
         hard = simplicial(noisy.detach(), self.vertices, 0.0)

@@ -63,7 +63,7 @@ def _cost(name: str, changes: dict[str, Any], measure_on: str | None) -> dict[st
         "parts": {name: vars(part) for name, part in counted.parts.items()},
         "batch_size": recipe.batch_size,
         "precision": precision,
-        "estimated_gib": counted.memory(recipe.actual_micro_batch_size, precision) / 2**30,
+        "estimated_gib": counted.memory(recipe.micro_batch_size(), precision) / 2**30,
         "measured_gib": None if measure_on is None else measured_peak(recipe, measure_on),
         "settings": as_dict(recipe),
     }

@@ -26,7 +26,7 @@ MODULES = "demo pretrain evaluate encode analyze reproduce bound bench cost list
 SMALLER = {  # what to make smaller when a verb runs out of memory
     **dict.fromkeys(
         ("pretrain", "sweep", "bench", "cost"),
-        "a smaller --batch-size, --micro-batch-size or --sem.simplices",
+        "a smaller --batch-size, --process-batch-size or --sem.simplices",
     ),
     **dict.fromkeys(("reproduce", "probe", "finetune", "semi", "robustness"), "a smaller --batch-size"),
     **dict.fromkeys(("analyze", "report"), "fewer --images"),

@@ -59,10 +59,10 @@ def pretrain(
     given: Training,
     *,
     out: Annotated[str | None, "folder of the run (default: runs/RECIPE)"] = None,
-    processes: Annotated[int, "processes that share the batch"] = 1,
-    allow_other_processes: Annotated[
-        bool, "resume with another number of processes, which changes the result"
-    ] = False,
+    processes: Annotated[
+        int | None, "processes that share the batch (default: those of torchrun or srun, else 1)"
+    ] = None,
+    allow_other_processes: Annotated[bool, "no longer needed: any number of processes may resume"] = False,
     dry_run: Annotated[bool, "take three steps, print the plan, and stop"] = False,
 ) -> None:
     """Train a recipe: simplicia pretrain cifar100-byol-sem --epochs 200.
@@ -72,7 +72,7 @@ def pretrain(
     if given.resume and out and not Path(out, "recipe.yaml").exists():
         say([f"there is no run in {out} to resume: a new one begins"])
     options: Any = {"out": out, "processes": processes, "dry_run": dry_run, **vars(given), **settings.changes}
-    run = simplicia.pretrain(recipe, allow_other_processes=allow_other_processes, **options)
+    run = simplicia.pretrain(recipe, **options)
     if run is not None:
         echo(f"{run.path}: {run.step} steps in {run.state['seconds']:.0f} s, loss {run.state['loss']:.4f}")
         echo(f"next: simplicia {_next(run)}")

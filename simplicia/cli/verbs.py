@@ -115,8 +115,8 @@ class Parser(argparse.ArgumentParser):
         shown = shown or path
         text = f"{option.help} (default: {'none' if value in (None, '', ()) else _words(value)})"
         names = {shown: text.strip().replace("%", "%%")}
-        if option.formerly:
-            names[shown.removesuffix(option.name) + option.formerly] = argparse.SUPPRESS
+        for former in option.formerly:
+            names[shown.removesuffix(option.name) + former] = argparse.SUPPRESS
         nargs, metavar = "+" if _several(option.type) else None, _metavar(option.type)
         for name, about in names.items():
             group.add_argument(_flag(name), dest=path, nargs=nargs, metavar=metavar, help=about)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from simplicia.distributed import drawn
 from simplicia.errors import UserError
 from simplicia.settings import Formerly, Range, check
 
@@ -95,12 +96,12 @@ class Views:
         return normalise(x, self.mean, self.std)
 
 
-# ---- Sampling from torch's default generator of the device.
+# ---- Sampling from torch's default generator of the device, for the images of all processes.
 
 
 def sometimes(probability: float, changed: Tensor, images: Tensor) -> Tensor:
     """Each sample changed with a probability; probabilities 0 and 1 are exact."""
-    chosen = torch.rand(len(images), device=images.device) < probability
+    chosen = _rand(len(images), device=images.device) < probability
     return torch.where(chosen[:, None, None, None], changed, images)
 
 
@@ -129,7 +130,7 @@ def sample_boxes(
     w = torch.where(any_valid, w.gather(1, first)[:, 0], (height * ratio[1] * wider).round().clamp(1, width))
     slack = torch.stack((height - h, width - w))
     # The minimum guards against a random number so close to 1 that the product rounds up.
-    corner = torch.minimum((torch.rand(2, n, device=device) * (slack + 1)).floor(), slack)
+    corner = torch.minimum((_rand(2, n, device=device, dim=1) * (slack + 1)).floor(), slack)
     top, left = torch.where(any_valid, corner, (slack / 2).floor())
     return torch.stack((top, left, h, w), 1).long()
 
@@ -139,11 +140,17 @@ def sample_jitter(n: int, settings: ViewSettings, device: torch.device) -> tuple
     strengths = settings.brightness, settings.contrast, settings.saturation
     factors = [_uniform((n,), max(0.0, 1 - x), 1 + x, device) for x in strengths]
     factors.append(_uniform((n,), -settings.hue, settings.hue, device))
-    return torch.stack(factors, 1), torch.rand(n, 4, device=device).argsort(1)
+    return torch.stack(factors, 1), _rand(n, 4, device=device).argsort(1)
 
 
 def _uniform(shape: tuple[int, ...], low: float, high: float, device: torch.device) -> Tensor:
-    return torch.rand(shape, device=device) * (high - low) + low
+    return _rand(*shape, device=device) * (high - low) + low
+
+
+def _rand(*shape: int, device: torch.device, dim: int = 0) -> Tensor:
+    """Numbers from 0 to 1 for this process's images, which are counted along ``dim``."""
+    before, after = shape[:dim], shape[dim + 1 :]
+    return drawn(lambda n: torch.rand(*before, n, *after, device=device), shape[dim], dim)
 
 
 # ---- Operations.
@@ -305,7 +312,7 @@ def to_float(images: Tensor) -> Tensor:
     if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
         given = f"{images.dtype} of shape {tuple(images.shape)}"
         raise UserError(f"the images are {given}; they must be torch.uint8 of shape (N, 3, H, W)")
-    return images.float() / 255
+    return images.to(torch.get_default_dtype()) / 255
 
 
 def check_output(size: int, mean: Triple, std: Triple) -> None:

@@ -24,8 +24,10 @@ class DeviceLoader:
         world: int = 1,
         *,
         aspect_ratios: Tensor | None = None,
+        micro_batches: int = 1,  # of a batch; each is split over the processes
     ):
         self.batch_size, self.seed, self.device, self.rank, self.world = batch_size, seed, device, rank, world
+        self.micro_batches = micro_batches
         self.count, self.batches = len(images), len(images) // batch_size
         self.epoch, self.order = -1, torch.empty(0)
         self._store(images, aspect_ratios)
@@ -43,7 +45,7 @@ class DeviceLoader:
             self.order = torch.randperm(self.count, generator=generator).to(self.index_device)
             self.epoch = epoch
         global_batch = self.order[batch * self.batch_size : (batch + 1) * self.batch_size]
-        return global_batch.chunk(self.world)[self.rank]
+        return global_batch.view(self.micro_batches, self.world, -1)[:, self.rank].flatten()
 
     def fetch(self, step: int, indices: Tensor) -> Tensor:
         """Make a step's images available; returns their rows in ``images``."""

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from simplicia.engine.adapted import Adapted, replace_modules
-from simplicia.layers import BlockLinear
+from simplicia.layers import Adapted, BlockLinear, replace_modules
 
 LARGE = 1 << 22  # numbers in a weight from which special paths pay off
 

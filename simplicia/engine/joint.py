@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from simplicia.bottlenecks.vq import VectorQuantised
-from simplicia.engine.adapted import Adapted, replace_modules
 from simplicia.engine.norm import VIEWS, FusedBatchNorm1d, FusedSimplicialEmbedding, fuse_norms
 from simplicia.errors import UserError
+from simplicia.layers import Adapted, replace_modules
 from simplicia.methods.base import Branch, Method, Network
 from simplicia.sem import SimplicialEmbedding, Temperature
 

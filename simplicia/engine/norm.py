@@ -13,8 +13,8 @@ import triton
 from torch import Tensor, nn
 
 from simplicia.encoders import ResNet
-from simplicia.engine.adapted import Adapted, replace_modules
 from simplicia.engine.norm_operators import BLOCK, Fork, batch_simplicial, fits, normalise, view_statistics
+from simplicia.layers import Adapted, replace_modules
 from simplicia.sem import SimplicialEmbedding, Temperature
 
 VIEWS = 2

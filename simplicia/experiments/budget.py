@@ -55,7 +55,7 @@ class Budgets:
         unique = {run.folder: (run, clock) for run, clock in zip(plans, clocks, strict=True)}
         runs = [run for run, _ in unique.values()]
         timed_as = [clock for _, clock in unique.values()]
-        gib = [self._cost(run.recipe).memory(run.recipe.actual_micro_batch_size) / 2**30 for run in runs]
+        gib = [self._cost(run.recipe).memory(run.recipe.micro_batch_size()) / 2**30 for run in runs]
         disk = sum(checkpoint_bytes(self._cost(run.recipe)) for run in runs) / 1e9
         hours, timed = None, all(map(self.is_timed, timed_as))
         if timed or len(self.step_times) > 1:

@@ -160,7 +160,7 @@ def _setting(recipe: Recipe, given: str) -> str:
         return f"options.{tail}"
     if name in ("name", "holdout", "options"):
         raise UserError(f"{given} cannot be swept; sweep a setting of training, such as sem.simplices")
-    former = {path.removesuffix(o.name) + o.formerly: path for path, o, _ in walk(recipe) if o.formerly}
+    former = {path.removesuffix(o.name) + f: path for path, o, _ in walk(recipe) for f in o.formerly}
     return former.get(name, name)
 
 

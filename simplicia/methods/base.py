@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simplicia.bottlenecks.vq import SharedVectorQuantised
-from simplicia.distributed import gather
+from simplicia.distributed import average, gather
 from simplicia.sem import SimplicialEmbedding, Temperature
 from simplicia.settings import Entry, Registry
 
@@ -101,6 +101,7 @@ class Method(nn.Module):
             raise ValueError(f"{type(self).__name__} was given {len(views)} views; it takes 2")
         branches = self.branches(views)
         penalty = sum(branch.penalty for branch in branches) / len(branches)
+        penalty = average(penalty) if isinstance(penalty, Tensor) else penalty
         return Output(
             self.loss(views, branches) + penalty,
             tuple(branch.features.detach() for branch in branches),

@@ -60,7 +60,7 @@ class DINO(TargetMethod):
         return math.log(len(self.center))
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
-        teacher = [x.float() for x in self.targets(views)]
+        teacher = [losses.widen(x) for x in self.targets(views)]
         self.batch_center = average(torch.cat(teacher).mean(0))
         students = (branch.projection for branch in branches)
         temperatures = self.student_temperature, self.teacher_temperature

@@ -41,7 +41,7 @@ class MoCo(TargetMethod):
 
     def loss(self, views: list[Tensor], branches: list[Branch]) -> Tensor:
         query1, query2 = (branch.projection for branch in branches)
-        key1, key2 = (F.normalize(key.float(), dim=-1) for key in self.targets(views))
+        key1, key2 = (F.normalize(losses.widen(key), dim=-1) for key in self.targets(views))
         self.keys = torch.stack([key1, key2])  # queued after the step: backward needs the old ones
         queue1, queue2 = (vectors.T for vectors in self.queue.vectors)
         first = losses.info_nce(query1, key2, queue2, self.temperature)

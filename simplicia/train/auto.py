@@ -77,13 +77,18 @@ def training_images(
 
 
 def check_processes(recipe: Recipe, processes: int) -> None:
-    """A UserError if a micro-batch cannot be divided among processes."""
-    size = recipe.actual_micro_batch_size
-    name = "batch_size" if size == recipe.batch_size else "micro_batch_size"
-    if size % max(processes, 1):
-        raise UserError(f"{name} is {size}; {processes} processes need a multiple of that")
-    if size and size // max(processes, 1) < 2:
-        raise UserError(f"{name} is {size}; {processes} processes need 2 images each, as BatchNorm does")
+    """A UserError if a batch cannot be divided among processes, or a process's share into micro-batches."""
+    size, part = recipe.batch_size, recipe.process_batch_size
+    share = size // processes
+    if size % processes:
+        raise UserError(f"batch_size is {size}; {processes} processes need a multiple of that")
+    if size and share < 2:
+        raise UserError(f"batch_size is {size}; {processes} processes need 2 images each, as BatchNorm does")
+    if 0 < part < share and share % part:
+        raise UserError(
+            f"process_batch_size is {part}; {processes} processes have {share} images each, which must be a "
+            "multiple of it"
+        )
 
 
 def resolve(

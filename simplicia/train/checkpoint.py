@@ -186,7 +186,6 @@ class Writer:
         self.thread: threading.Thread | None = None
         self.error: Exception | None = None
         self.slowest = 0.0  # seconds that one took, copied and written
-        folder.mkdir(parents=True, exist_ok=True)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
         """Copy the tensors to host memory and write them while training goes on."""

@@ -3,7 +3,7 @@
 import math
 import os
 import signal
-import sys
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -17,14 +17,17 @@ from simplicia.train.run_dir import Log
 from simplicia.train.trainer import Hook, Trainer
 
 Clock = Callable[[], float]
-STOPPING = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
+NAMES = "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"
+STOPPING = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+REQUEUE = getattr(signal, "SIGUSR1", None)  # which SLURM sends before a time limit, if it was asked to
 
 
 class StopOnRequest(Hook):
-    """Asks the trainer to stop on SIGINT, SIGTERM or SIGHUP, or shortly before a deadline.
+    """Asks the trainer to stop on SIGINT, SIGTERM, SIGHUP or SIGUSR1, or shortly before a deadline.
 
     The deadline leaves ``save_margin`` seconds, or twice as long as the slowest checkpoint took, for the last
-    checkpoint. A second signal stops at once.
+    checkpoint. A second signal stops at once, unless the first announced a time limit (SIGUSR1): SLURM's
+    SIGTERM may come while the checkpoint is written.
     """
 
     def __init__(
@@ -51,44 +54,27 @@ class StopOnRequest(Hook):
         margin = max(self.save_margin, 2 * self.writer.slowest)
         late = now + (now - self.last_step) > self.deadline - margin  # one more step would be too long
         self.last_step = now
-        reason = self.received or (0 if late else signal.SIGTERM)
-        trainer.request_stop(late or self.received is not None, reason, self.resume)
+        trainer.request_stop(self.received or (0 if late else None), self.resume)
 
     def close(self) -> None:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
 
     def _receive(self, number: int, _: object) -> None:
-        if self.received is not None:
+        if self.received is not None and (self.received != REQUEUE or number == signal.SIGINT):
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)
+        self.received = self.received or signal.Signals(number)
 
 
-class ExitWithoutPeers(Hook):
-    """Ends a process that still waits for another one ``patience`` seconds after SIGINT or SIGTERM.
-
-    A collective that waits for a stopped process never returns to Python, so a thread reads the signals.
-    """
-
-    def __init__(self, patience: float = 15.0):
-        self.patience, self.is_closed = patience, threading.Event()
-        self.reader, self.writer = os.pipe()
-        os.set_blocking(self.writer, False)
-        self.previous = signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
-        threading.Thread(target=self._wait, daemon=True).start()
-
-    def close(self) -> None:
-        signal.set_wakeup_fd(self.previous)
-        self.is_closed.set()
-        os.close(self.writer)  # ends the thread's reading
-
-    def _wait(self) -> None:
-        number = next((n for n in iter(lambda: os.read(self.reader, 1), b"") if n[0] in STOPPING), None)
-        os.close(self.reader)
-        if number is not None and not self.is_closed.wait(self.patience):
-            why = f"another process did not answer for {self.patience:g} s"
-            print(f"simplicia: stopped without saving: {why}", file=sys.stderr, flush=True)
-            os._exit(128 + number[0])
+def requeue() -> str:
+    """Put the SLURM job of this process back into the queue; returns what came of it."""
+    job, array = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_JOB_ID")
+    job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}" if array else job
+    try:
+        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"SLURM job {job} was not requeued: {error}"
+    return f"SLURM job {job} was " + ("requeued" if done.returncode == 0 else f"not requeued: {done.stderr}")
 
 
 class Logging(Hook):
@@ -112,9 +98,8 @@ class Logging(Hook):
         epoch, lr = (done - 1) // trainer.steps_per_epoch, trainer.step.lr.item()
         self._write(done, epoch=epoch, lr=lr, images_per_s=speed, **figures)
         self.progress.update(done, f"loss {figures['loss']:.3f}, {speed:,.0f} images/s")
-        problems = monitor.warnings(
-            trainer.method, figures, done, trainer.total, recipe.actual_micro_batch_size
-        )
+        images = recipe.micro_batch_size(trainer.fabric.world_size)
+        problems = monitor.warnings(trainer.method, figures, done, trainer.total, images)
         for kind, text in problems.items():
             if kind not in self.warned:
                 self.warned.add(kind)

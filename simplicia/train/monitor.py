@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.data.datasets import ImageSet, part
-from simplicia.distributed import average
+from simplicia.distributed import average, gather, rank, world_size
 from simplicia.methods import Method, Output
 from simplicia.neighbours import vote
 from simplicia.sem import SimplicialEmbedding, entropy, simplicial
@@ -111,11 +111,14 @@ class OnlineProbe:
         return {k: simplicial(logits, bottleneck.vertices, tau) for k, tau in self.temperatures.items()}
 
     def _features(self, images: ImageSet) -> Tensor:
+        """The encoder's output for all images; each process computes its share."""
+        share = -(-len(images) // world_size())
+        own = torch.arange(rank() * share, (rank() + 1) * share) % len(images)
         parts = []
-        for indices in torch.arange(len(images)).split(256):
+        for indices in own.split(256):
             stored = center_crop(part(images, indices).center_cropped().images.to(self.device), self.stored)
             parts.append(self.method.online.encoder(eval_view(stored, self.size, *self.statistics)))
-        return torch.cat(parts).float()
+        return gather(torch.cat(parts).float())[: len(images)]
 
 
 def _name(head: str) -> str:
@@ -127,7 +130,7 @@ def _name(head: str) -> str:
 @torch.no_grad()
 def health(method: Method, output: Output) -> dict[str, float]:
     """Loss, spread of the features and entropy of the last batch. Waits for the device: call it rarely."""
-    features = output.features[0].float()
+    features = gather(output.features[0].float())
     figures = {
         "loss": output.loss.item(),
         # 1 for features spread evenly over the sphere, 0 when all images have the same feature
@@ -138,7 +141,7 @@ def health(method: Method, output: Output) -> dict[str, float]:
     if isinstance(bottleneck, SimplicialEmbedding):
         # in 16 bits, p - 1/V of a probability 0 may be slightly below -1/V
         simplices = (output.embeddings[0].float() + method.online.offset).clamp_min(0)
-        figures["entropy"] = entropy(simplices, bottleneck.vertices).mean().item()
+        figures["entropy"] = average(entropy(simplices, bottleneck.vertices).mean()).item()
     return figures
 
 

@@ -14,6 +14,7 @@ from simplicia.errors import UserError, unknown
 from simplicia.files import atomic_write
 from simplicia.methods.base import Network
 from simplicia.settings import Formerly, Range, as_dict, from_dict
+from simplicia.train import checkpoint
 
 LARGEST_FILE = 100_000  # characters of a recipe.yaml
 Count = Range(low=0)
@@ -100,10 +101,11 @@ class Recipe:
     stem_padding: Annotated[int, "padding of the small stem (the authors' code: 2)", Range(0, 32)] = 1
     epochs: Annotated[int, "passes over the images", Range(low=1)] = 1000
     batch_size: Annotated[int, "images per step over all processes (0: from their number)", Count] = 256
-    micro_batch_size: Annotated[
+    process_batch_size: Annotated[
         int,
-        "images in the networks at a time, over all processes (0: the batch)",
+        "images in the networks of each process at a time (0: its share of the batch)",
         Count,
+        Formerly("micro_batch_size"),
         Formerly("micro_batch"),
     ] = 0
     precision: Annotated[Literal["auto", "32", "bf16"], '"auto": bf16 on a GPU, 32 bits elsewhere'] = "auto"
@@ -147,12 +149,12 @@ class Recipe:
         for name in ("image_size", "decode_size", "view_size"):
             if getattr(self, name) == 1:
                 raise UserError(f"{name} is 1; views have at least 2 pixels on a side")
-        for name in ("batch_size", "micro_batch_size"):
+        for name in ("batch_size", "process_batch_size"):
             if getattr(self, name) == 1:
                 raise UserError(f"{name} is 1; BatchNorm needs at least 2 images")
-        if self.actual_micro_batch_size and self.batch_size % self.actual_micro_batch_size:
+        if 0 < self.process_batch_size < self.batch_size and self.batch_size % self.process_batch_size:
             raise UserError(
-                f"micro_batch_size is {self.micro_batch_size}; batch_size, {self.batch_size}, must be a "
+                f"process_batch_size is {self.process_batch_size}; batch_size, {self.batch_size}, must be a "
                 "multiple of it"
             )
         if self.decode_size and not 0 < self.image_size <= self.decode_size:
@@ -198,15 +200,14 @@ class Recipe:
         """The side of the training views (0: chosen from the images)."""
         return self.view_size or self.image_size
 
-    @property
-    def actual_micro_batch_size(self) -> int:
-        """How many images are in the networks at a time."""
-        return self.micro_batch_size if 0 < self.micro_batch_size < self.batch_size else self.batch_size
-
-    @property
-    def accumulation_steps(self) -> int:
+    def accumulation_steps(self, processes: int = 1) -> int:
         """How many micro-batches make a batch; 1 while its size is open."""
-        return self.batch_size // self.actual_micro_batch_size if self.batch_size else 1
+        share = self.batch_size // processes
+        return share // self.process_batch_size if 0 < self.process_batch_size < share else 1
+
+    def micro_batch_size(self, processes: int = 1) -> int:
+        """How many images are in the networks at a time, over all processes."""
+        return self.batch_size // self.accumulation_steps(processes)
 
     def build(self) -> methods.Method:
         """The method with its encoder and bottleneck, freshly initialised."""
@@ -292,6 +293,16 @@ def read_yaml(path: Path) -> Recipe:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as a recipe: {str(error).splitlines()[0]}") from error
     try:
-        return from_dict(values, Recipe).checked()
+        return from_dict(_converted(values, path.parent), Recipe).checked()
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def _converted(values: Any, folder: Path) -> Any:
+    """The values with the micro-batch of one process; older files have that of all processes."""
+    for name in ("micro_batch_size", "micro_batch"):
+        if isinstance(values, dict) and name in values:
+            size, processes = values[name], checkpoint.state_of(folder).get("processes", 1)
+            if all(isinstance(number, int) and number > 0 for number in (size, processes)):
+                values = {**values, name: max(size // processes, 2)}
+    return values

@@ -66,7 +66,7 @@ DATA: dict[str, dict[str, Any]] = {
         "stem": "imagenet",
         "epochs": 200,
         "batch_size": 4096,  # as its code; its text has 256
-        "micro_batch_size": 256,
+        "process_batch_size": 256,
         "views.blur": (1.0, 0.1),
         **IMAGENET[""],
         **IMAGENET["-sem"],

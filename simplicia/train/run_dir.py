@@ -7,12 +7,13 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
+from simplicia.distributed import from_leader
 from simplicia.errors import Busy, UserError
 from simplicia.files import atomic_write
 from simplicia.settings import as_dict, flat, with_changes
@@ -48,13 +49,12 @@ def resolve(
 
 
 @contextmanager
-def claimed(path: Path, recipe: Recipe, resume: bool, is_leader: bool) -> Iterator[None]:
-    """The directory, locked; its recipe is written if the run is new."""
-    if not is_leader:
-        yield
-        return
-    file = path / "recipe.yaml"
-    with lock(path):
+def claimed(path: Path, recipe: Recipe, resume: bool) -> Iterator[None]:
+    """The directory, locked by process 0, which writes the recipe if the run is new."""
+
+    def claim() -> None:
+        held.enter_context(lock(path))
+        file = path / "recipe.yaml"
         if not file.exists():
             write_yaml(recipe, file)
         elif not resume:  # another process put a run there since the folder was chosen
@@ -64,7 +64,11 @@ def claimed(path: Path, recipe: Recipe, resume: bool, is_leader: bool) -> Iterat
             stored = read_yaml(file)
             if stored.data != recipe.data:  # the images were moved
                 write_yaml(dataclasses.replace(stored, data=recipe.data), file)
+        (path / "checkpoint").mkdir(exist_ok=True)
         checkpoint.remove_leftovers(path / "checkpoint")
+
+    with ExitStack() as held:
+        from_leader(claim)
         yield
 
 

@@ -1,7 +1,7 @@
 """One training step: views, forward, backward, optimiser, averages and queues.
 
-Everything random in a step is a function of (seed, step, process), whatever ran before. Everything that
-changes in the optimiser is a tensor: norms, trust ratios and rates never wait for the host.
+Everything random in a step is a function of (seed, step), whatever ran before and on how many processes.
+Everything that changes in the optimiser is a tensor: norms, trust ratios and rates never wait for the host.
 """
 
 import importlib.util
@@ -43,6 +43,7 @@ class Step:
     ):
         self.recipe, self.method, self.data, self.views, self.fabric = recipe, method, data, views, fabric
         self.total = recipe.epochs * data.batches
+        self.accumulation_steps = recipe.accumulation_steps(fabric.world_size)
         self.lr = torch.zeros((), device=fabric.device)
         self.optimizer = create_optimizer(method, recipe.optim, method.rates(), self.lr)
         self.probe = probe
@@ -54,10 +55,8 @@ class Step:
     def __call__(self, step: int) -> Output:
         indices = self.prepare(step)
         rows = self.data.fetch(step, indices)
-        accumulation_steps = self.recipe.accumulation_steps
-        micro_batches = list(
-            zip(indices.chunk(accumulation_steps), rows.chunk(accumulation_steps), strict=True)
-        )
+        parts = self.accumulation_steps
+        micro_batches = list(zip(indices.chunk(parts), rows.chunk(parts), strict=True))
         losses = []
         for micro_indices, micro_rows in micro_batches[:-1]:
             with self._unsynchronised():
@@ -78,7 +77,7 @@ class Step:
     def prepare(self, step: int) -> Tensor:
         """Set everything that depends on the step's number; returns the indices of its images."""
         epoch = step // self.data.batches
-        torch.manual_seed(mix_seed(self.recipe.seed, step, self.data.rank))
+        torch.manual_seed(mix_seed(self.recipe.seed, step, 0))  # 0: views were once seeded by process
         settings = self.recipe.optim
         position = epoch if settings.lr_per_epoch else step / self.data.batches
         self.lr.fill_(learning_rate(settings, self.recipe.batch_size, position, self.recipe.epochs))
@@ -111,7 +110,7 @@ class Step:
     def _backward(self, rows: Tensor) -> Output:
         """Add the gradients of a micro-batch, at its share of the batch; detaches its loss."""
         output = self.module(self.views(*self.data.gather(rows)))
-        self.fabric.backward(output.loss / self.recipe.accumulation_steps)
+        self.fabric.backward(output.loss / self.accumulation_steps)
         return output._replace(loss=output.loss.detach())
 
     def _unsynchronised(self) -> AbstractContextManager:
@@ -190,8 +189,8 @@ def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
         return "there are several processes"
     if recipe.optim.clip:
         return "gradients are clipped"
-    if recipe.accumulation_steps > 1:
-        return f"a batch is {recipe.accumulation_steps} micro-batches"
+    if recipe.accumulation_steps() > 1:
+        return f"a batch is {recipe.accumulation_steps()} micro-batches"
     if importlib.util.find_spec("simplicia.engine") is None:
         return "simplicia.engine is not installed"
     from simplicia import engine

@@ -15,8 +15,9 @@ from simplicia.data.augmentation import Views
 from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import HostLoader, choose_loader
 from simplicia.devices import peak_memory
+from simplicia.distributed import agreed, from_leader, is_of_peers, largest
 from simplicia.errors import Failed, Interrupted, UserError
-from simplicia.layers import synchronised
+from simplicia.layers import synchronise_norms
 from simplicia.methods import Output
 from simplicia.progress import duration
 from simplicia.provenance import commit, versions
@@ -55,11 +56,13 @@ class Trainer:
         self.recipe, self.images, self.fabric = recipe, images, fabric
         torch.manual_seed(recipe.seed)
         method = recipe.build()
-        self.initialised = (0, 0) if init_from is None else checkpoint.initialise_from(method, init_from)
+        self.initialised = (0, 0)
+        if init_from is not None:  # ``resume_from`` hands the weights to the other processes
+            self.initialised = from_leader(lambda: checkpoint.initialise_from(method, init_from))
         recipe.try_encoder(method.online.encoder)
         method.to(fabric.device).to(memory_format=torch.channels_last)
-        if fabric.device.type == "cuda" and fabric.world_size > 1:
-            method = synchronised(method)
+        if fabric.world_size > 1:
+            synchronise_norms(method)
         self.method = method
         self.statistics = images.statistics()
         loader = choose_loader(images.images, fabric.device, recipe.data_device)
@@ -71,6 +74,7 @@ class Trainer:
             fabric.global_rank,
             fabric.world_size,
             aspect_ratios=images.aspect_ratios,
+            micro_batches=recipe.accumulation_steps(fabric.world_size),
         )
         views = Views(recipe.views, recipe.actual_view_size, *self.statistics)
         self.probe = self._online_probe(test_images) if recipe.online_every else None
@@ -108,7 +112,7 @@ class Trainer:
                 for hook in hooks:
                     hook.after_step(self, output)
         except RuntimeError as error:
-            if self.fabric.world_size == 1 or not _is_of_peers(error):
+            if self.fabric.world_size == 1 or not is_of_peers(error):
                 raise
             newest = self.last_checkpoint()
             kept = f"{newest.name} is kept" if newest else "there is no checkpoint yet"
@@ -119,13 +123,15 @@ class Trainer:
         if self.stop is not None and not self.is_last:
             raise self.stop
 
-    def request_stop(self, requested: bool, signal: int, resume: str) -> None:
-        """Stop after this step if any process asks for it: all must leave at the same step."""
-        if self.fabric.world_size > 1:
-            requested = bool(self.fabric.all_reduce(torch.tensor(float(requested)), reduce_op="sum").item())
-        if requested and not self.is_last:
+    def request_stop(self, signal: int | None, resume: str) -> None:
+        """Stop after this step if any process asks for it: all must leave at the same step.
+
+        ``signal`` is the reason; 0 is a deadline, None no request.
+        """
+        agreed_signal = largest(-1 if signal is None else signal)
+        if agreed_signal >= 0 and not self.is_last:
             message = f"stopped at step {self.done} of {self.total}; continue with: {resume}"
-            self.stop = Interrupted(message, signal)
+            self.stop = Interrupted(message, agreed_signal)
 
     def state(self, loss: float) -> dict[str, Any]:
         """What ``state.json`` of a checkpoint holds."""
@@ -155,36 +161,43 @@ class Trainer:
         """The newest checkpoint of the run that is being trained."""
         return None if self.path is None else checkpoint.latest(self.path / "checkpoint")
 
-    def resume_from(self, path: Path, note: str | None = None, allow_other_processes: bool = False) -> None:
-        """Go on from the newest checkpoint of a run directory; without one, start at step 0."""
+    def resume_from(self, path: Path, note: str | None = None) -> None:
+        """Go on from the newest checkpoint of a run directory; without one, start at step 0.
+
+        Process 0 reads it and sends it to the others.
+        """
         here: dict[str, Any] = {"commit": commit(), "device": versions(self.fabric.device)["device"]}
         processes = self.fabric.world_size
         here |= {} if processes == 1 else {"processes": processes}
         here |= {} if note is None else {"note": note}
         self.path = path
-        newest = self.last_checkpoint()
-        if newest is None:
+        state = from_leader(self._load_newest)
+        if processes > 1:
+            for tensor in self.step.tensors().values():
+                tensor.copy_(agreed(tensor))
+        if state is None:
             self.trained_by = [{**here, "from_step": 0}]
             return
-        tensors, state = checkpoint.read(newest)
-        run_dir.check_images(path, state, self.state(0.0))
-        before = state.get("processes", processes)  # version 0.1 stored none
-        if before != processes and not allow_other_processes:
-            raise UserError(
-                f"{path} was trained with --processes {before}, not {processes}, which changes the result; "
-                f"resume with --processes {before}, or add --allow-other-processes"
-            )
-        checkpoint.load_into(self.method, checkpoint.method_tensors(tensors), newest)
-        try:
-            self.step.load(tensors)
-        except (KeyError, RuntimeError) as error:
-            raise UserError(f"checkpoint {newest} does not fit this recipe ({error})") from error
         history = state.get("trained_by", [])
         last = {k: v for k, v in history[-1].items() if k != "from_step"} if history else None
         if last != here:
             history = [*history, {**here, "from_step": state["step"]}]
         self.done, self.seconds, self.id = state["step"], state["seconds"], state.get("id")
         self.trained_by = history
+
+    def _load_newest(self) -> dict[str, Any] | None:
+        """Load the newest checkpoint; returns its state, or None without one."""
+        newest = self.last_checkpoint()
+        if newest is None or self.path is None:
+            return None
+        tensors, state = checkpoint.read(newest)
+        run_dir.check_images(self.path, state, self.state(0.0))
+        checkpoint.load_into(self.method, checkpoint.method_tensors(tensors), newest)
+        try:
+            self.step.load(tensors)
+        except (KeyError, RuntimeError) as error:
+            raise UserError(f"checkpoint {newest} does not fit this recipe ({error})") from error
+        return state
 
     def describe(self, chosen: list[str]) -> list[str]:
         """What is about to be trained, in lines for people; ``chosen``: settings resolved from "auto"."""
@@ -229,7 +242,8 @@ class Trainer:
         ]
 
     def check_disk(self, path: Path) -> None:
-        """A UserError if not even one checkpoint fits, before hours of training are lost."""
+        """Make a run's folder; a UserError if not even one checkpoint fits, before hours are lost."""
+        path.mkdir(parents=True, exist_ok=True)
         needed = sum(p.nbytes * (2 if p.requires_grad else 1) for p in self.method.parameters())
         free = shutil.disk_usage(path).free
         if needed > free:
@@ -253,8 +267,3 @@ class Trainer:
             recipe.image_size,
             recipe.online_temperatures,
         )
-
-
-def _is_of_peers(error: RuntimeError) -> bool:
-    """Whether a collective failed, as it does when another process was killed."""
-    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()

@@ -205,7 +205,7 @@ def test_imagenet_cells_keep_imagenet_settings_on_any_data(data):
                 recipe.image_size,
                 recipe.stem,
                 recipe.batch_size,
-                recipe.accumulation_steps,
+                recipe.accumulation_steps(),
                 recipe.views.blur,
             )
             assert (large == (224, "imagenet", 4096, 16, (1.0, 0.1))) is (data == "imagenet")

@@ -72,12 +72,13 @@ def test_resuming_on_renamed_images_is_an_error(stopped, photos):
         resume(stopped)
 
 
-def test_another_number_of_processes_is_refused_unless_allowed(stopped):
-    change_state(stopped, processes=2)
-    with pytest.raises(UserError, match=r"--processes 2, not 1.* or add --allow-other-processes"):
-        resume(stopped)
-    run = resume(stopped, allow_other_processes=True)
+def test_another_number_of_processes_may_resume_and_is_recorded(stopped):
+    part = {"commit": "a", "device": "cpu", "processes": 2, "from_step": 0}
+    change_state(stopped, processes=2, trained_by=[part])
+    run = resume(stopped, allow_other_processes=True)  # the option of earlier versions
     assert run.finished and run.state["processes"] == 1
+    before, now = run.state["trained_by"]
+    assert before == part and now["from_step"] == 2 and "processes" not in now
 
 
 def test_the_resume_command_keeps_the_number_of_processes(stopped):
@@ -91,8 +92,7 @@ def test_leftovers_are_removed_by_the_process_that_holds_the_lock(stopped):
     half.mkdir()
     with run_dir.lock(stopped), pytest.raises(UserError, match="another process"):
         resume(stopped)
-    with run_dir.claimed(stopped, read_yaml(stopped / "recipe.yaml"), True, is_leader=False):
-        assert half.exists()
+    assert half.exists()
     resume(stopped)
     assert not half.exists()
 
@@ -165,40 +165,23 @@ def test_a_hangup_saves_a_checkpoint(photos, tmp_path):
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="pgrep finds the second process")
 @pytest.mark.parametrize("kind", ["killed", "stopped"])
 def test_a_process_that_loses_its_peer_exits_with_an_error_message(photos, tmp_path, kind):
-    process = start(photos, tmp_path / "run", *FOREVER, "--processes", "2", "--device", "cpu")
+    words = "--processes", "2", "--device", "cpu", "--checkpoint-minutes", "0.002"
+    process = start(photos, tmp_path / "run", *FOREVER, *words)
     peer = peer_of(process)
+    while checkpoint.latest(tmp_path / "run/checkpoint") is None:
+        time.sleep(0.05)
     try:
         if kind == "killed":
             os.kill(peer, signal.SIGKILL)
         else:
             os.kill(peer, signal.SIGSTOP)
-            time.sleep(1)
-            process.send_signal(signal.SIGTERM)
-        process.wait(timeout=40)
+        process.wait(timeout=60)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # a stopped process would keep the pipe open
     errors = process.stderr.read()
     assert "Traceback" not in errors
-    if kind == "killed":
-        assert process.returncode == 1 and "another process of this training ended" in errors
-    else:
-        assert process.returncode == 128 + signal.SIGTERM and "did not answer for 15 s" in errors
-
-
-def test_peers_are_not_watched_after_training():
-    code = """
-import os, signal, time
-from simplicia.train.hooks import ExitWithoutPeers
-signal.signal(signal.SIGTERM, lambda *_: None)
-hook = ExitWithoutPeers(patience=0.2)
-os.kill(os.getpid(), signal.SIGTERM)
-hook.close()
-time.sleep(0.5)
-print("alive")
-ExitWithoutPeers(patience=0.2)
-os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(30)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "alive\n" and done.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 1 and "another process of this training ended" in errors
+    assert "did not answer for 30 s" in errors or kind == "killed"
+    newest = checkpoint.latest(tmp_path / "run/checkpoint")
+    assert checkpoint.read(newest)[1]["step"] > 0  # what was saved is kept

@@ -56,7 +56,7 @@ def moved(trainer):
 @pytest.mark.parametrize("name", ["byol", "byol-sem", "simclr-sem", "barlow", "vicreg-sem"])
 def test_a_step_is_the_mean_over_its_micro_batches(name):
     name, sgd = f"shapes-{name}", {"optim.momentum": 0.0, "optim.weight_decay": 0.0}
-    loss, step_ = moved(training(name, range(24), 24, micro_batch=8, **sgd))
+    loss, step_ = moved(training(name, range(24), 24, process_batch_size=8, **sgd))
     # the learning rate scales with the batch size: separate steps move a third as far
     separate = [moved(training(name, range(i, i + 8), 8, **sgd)) for i in (0, 8, 16)]
     assert loss == pytest.approx(sum(loss for loss, _ in separate) / 3, rel=1e-5)
@@ -68,22 +68,22 @@ def test_a_step_is_the_mean_over_its_micro_batches(name):
 
 def test_a_single_micro_batch_equals_the_full_batch():
     full, same, larger = (
-        moved(training("shapes-byol-sem", range(16), 16, micro_batch=m)) for m in (0, 16, 64)
+        moved(training("shapes-byol-sem", range(16), 16, process_batch_size=m)) for m in (0, 16, 64)
     )
-    split = moved(training("shapes-byol-sem", range(16), 16, micro_batch=8))
+    split = moved(training("shapes-byol-sem", range(16), 16, process_batch_size=8))
     for other, equal in ((same, True), (larger, True), (split, False)):
         assert all(torch.equal(full[1][key], other[1][key]) for key in full[1]) is equal
 
 
 def test_queues_and_centres_are_updated_by_each_micro_batch():
-    moco = training("shapes-moco", range(24), 24, micro_batch=8, **{"options.queue": 32})
+    moco = training("shapes-moco", range(24), 24, process_batch_size=8, **{"options.queue": 32})
     keys = []
     moco.method.queue.push, push = lambda k: (keys.append(k), push(k)), moco.method.queue.push
     moco.step(0)
     assert [k.shape[1] for k in keys] == [8, 8, 8] and moco.method.queue.pointer == 24
     assert torch.equal(moco.method.queue.vectors[:, :24], torch.cat(keys, 1))
     centres = []
-    dino = training("shapes-dino", range(24), 24, micro_batch=8)
+    dino = training("shapes-dino", range(24), 24, process_batch_size=8)
     update = dino.method.after_micro_batch
     dino.method.after_micro_batch = lambda: (centres.append(dino.method.batch_center.clone()), update())
     dino.step(0)
@@ -94,7 +94,7 @@ def test_queues_and_centres_are_updated_by_each_micro_batch():
 
 
 def test_online_probes_learn_from_every_micro_batch():
-    trainer = training("shapes-byol-sem", range(24), 24, micro_batch=8, online_every=1)
+    trainer = training("shapes-byol-sem", range(24), 24, process_batch_size=8, online_every=1)
     indices = []
     trainer.step.probe.learn, learn = lambda o, i: (indices.append(i), learn(o, i)), trainer.step.probe.learn
     trainer.step(0)
@@ -104,7 +104,7 @@ def test_online_probes_learn_from_every_micro_batch():
 def test_compiled_micro_batches_match_eager_ones(monkeypatch):
     monkeypatch.setattr(step, "BACKEND", "aot_eager")
     (plain, a), (fast, b) = (
-        moved(training("shapes-byol-sem", range(16), 16, engine, micro_batch=8))
+        moved(training("shapes-byol-sem", range(16), 16, engine, process_batch_size=8))
         for engine in ("eager", "compiled")
     )
     assert fast == pytest.approx(plain, rel=1e-5)
@@ -112,14 +112,14 @@ def test_compiled_micro_batches_match_eager_ones(monkeypatch):
 
 
 def test_micro_batches_in_two_processes_match_one_process(tmp_path):
-    """Four micro-batches of four images, in one process or two each in two: the same weights."""
+    """Two micro-batches of eight images, in one process or split between two: the same weights."""
     for i, image in enumerate(datasets.load("shapes", "test").images[:16]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
     trained = []
-    for processes, micro_batch in ((1, 4), (2, 8)):
+    for processes, micro_batch in ((1, 8), (2, 4)):
         out = tmp_path / "runs" / str(processes)
         words = ["pretrain", "byol", "--out", out, "--processes", processes, "--quiet", "--data", tmp_path]
-        words += ["--batch-size", 16, "--micro-batch", micro_batch, "--epochs", 1, "--device", "cpu"]
+        words += ["--batch-size", 16, "--process-batch-size", micro_batch, "--epochs", 1, "--device", "cpu"]
         words += ["--image-size", 16, "--encoder", "tiny", "--stem", "small", "--byol.hidden", 32]
         words += ["--optim.warmup-epochs", 0, "--views.jitter", 0, "--views.grey", 0, "--views.flip", 0]
         words += ["--views.solarise", 0, 0, "--views.crop-scale", 1, 1, "--views.crop-ratio", 1, 1]
@@ -136,11 +136,14 @@ def test_micro_batches_in_two_processes_match_one_process(tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"micro_batch": 7}, "micro_batch_size is 7; batch_size, 500, must be a multiple of it"),
-        ({"micro_batch": 1}, "micro_batch_size is 1; BatchNorm needs at least 2 images"),
-        ({"micro_batch": -2}, "micro_batch_size is -2; it must be at least 0"),
-        ({"micro_batch": 5, "processes": 2}, "micro_batch_size is 5; 2 processes need a multiple of that"),
-        ({"micro_batch": 50, "engine": "captured"}, "engine is 'captured', but "),
+        ({"micro_batch": 7}, "process_batch_size is 7; batch_size, 500, must be a multiple of it"),
+        ({"micro_batch_size": 1}, "process_batch_size is 1; BatchNorm needs at least 2 images"),
+        ({"process_batch_size": -2}, "process_batch_size is -2; it must be at least 0"),
+        (
+            {"process_batch_size": 100, "processes": 2},
+            "process_batch_size is 100; 2 processes have 250 images each, which must be a multiple of it",
+        ),
+        ({"process_batch_size": 50, "engine": "captured"}, "engine is 'captured', but "),
     ],
 )
 def test_invalid_micro_batch_sizes_are_errors(changes, message, tmp_path):
@@ -152,7 +155,7 @@ def test_invalid_micro_batch_sizes_are_errors(changes, message, tmp_path):
 def test_an_automatic_batch_size_must_be_a_multiple_too(tmp_path):
     for i, image in enumerate(datasets.load("shapes", "test").images[:16]):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{i:03d}.png")
-    with pytest.raises(UserError, match="micro_batch_size is 2; 4 processes need a multiple"):
-        check_processes(with_changes(recipes.get("byol"), {"batch_size": 16, "micro_batch": 2}), 4)
-    with pytest.raises(UserError, match="micro_batch_size is 3; batch_size, 4, must be a multiple"):
-        simplicia.pretrain("byol", data=str(tmp_path), out=tmp_path / "run", micro_batch=3, quiet=True)
+    with pytest.raises(UserError, match="process_batch_size is 4; 4 processes have 6 images each"):
+        check_processes(with_changes(recipes.get("byol"), {"batch_size": 24, "process_batch_size": 4}), 4)
+    with pytest.raises(UserError, match="process_batch_size is 3; batch_size, 4, must be a multiple"):
+        simplicia.pretrain("byol", data=str(tmp_path), out=tmp_path / "run", process_batch_size=3, quiet=True)

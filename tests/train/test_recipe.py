@@ -68,13 +68,13 @@ def test_imagenet_recipes_match_the_paper():
             200,
         )
         assert (views.blur, views.solarise, recipe.actual_decode_size) == ((1.0, 0.1), (0.0, 0.2), 256)
-        assert (recipe.batch_size, recipe.actual_micro_batch_size, recipe.accumulation_steps) == (
+        assert (recipe.batch_size, recipe.micro_batch_size(), recipe.accumulation_steps()) == (
             4096,
             256,
             16,
         )  # in the paper's code
         small = with_changes(recipe, {"batch_size": 256})  # in its text
-        assert (small.actual_micro_batch_size, small.accumulation_steps) == (256, 1)
+        assert (small.micro_batch_size(), small.accumulation_steps()) == (256, 1)
     assert (base.bottleneck, sem.bottleneck) == ("none", "sem")
     settings = sem.sem
     assert (settings.simplices, settings.vertices) == (5000, 21)

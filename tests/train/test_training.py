@@ -690,8 +690,8 @@ class FakeTrainer:
         self.clock, self.done, self.is_leader, self.is_ending = clock, 0, True, False
         self.step = types.SimpleNamespace(tensors=dict, finite=lambda: torch.tensor(True))
 
-    def request_stop(self, requested, signal, resume):
-        self.is_ending = requested
+    def request_stop(self, signal, resume):
+        self.is_ending = signal is not None
 
     def state(self, loss):
         return {}
