@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 
 # torch raises plain RuntimeErrors when the host, or a device behind another backend, has no memory left
-NO_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|STATUS_ALLOC_FAILED", re.I)
+NO_MEMORY = re.compile(
+    "can(no|')t allocate memory|not enough memory|out of memory|bad_alloc|STATUS_ALLOC_FAILED", re.I
+)
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 # libraries in Rust write "(os error 28)"; SQLite and the checks before a training have words of their own
 DISK_TROUBLE = re.compile("disk is full|disk I/O error|readonly database|GB free")

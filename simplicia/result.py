@@ -13,7 +13,7 @@ import re
 import statistics
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,13 +169,19 @@ class Result(Record):
         return result
 
 
-def read_results(run_dir: Path) -> list[Result]:
-    """Read the evaluations in a run's ``results`` folder, without JSON files of another form."""
+def read_results(run_dir: Path, report: Callable[[list[str]], None]) -> list[Result]:
+    """Read the evaluations in a run's ``results`` folder, without JSON files of another form.
+
+    Damaged ones are skipped, and reported in lines.
+    """
     results = []
     for path in sorted((run_dir / "results").glob("*.json")):
         value = _read_json(path)
-        with suppress(ValueError):
+        try:
             results.append(Result.from_json(value))
+        except ValueError as error:
+            if isinstance(value, dict) and "protocol" in value:
+                report([f"{path} is skipped: {error}"])
     return results
 
 

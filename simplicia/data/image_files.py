@@ -71,7 +71,8 @@ def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple
         # Crop first: an image 1 pixel high and 5,000 wide would be huge once resized.
         short = min(image.size)
         left, top = (image.width - short) // 2, (image.height - short) // 2
-        image = image.crop((left, top, left + short, top + short))
+        if image.width != image.height:
+            image = image.crop((left, top, left + short, top + short))
     if image.mode != "L":  # three equal channels would take four times the memory
         image = _to_rgb(image)
     square = image.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0).convert("RGB")
@@ -87,10 +88,24 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return _scale(np.asarray(image), tops=(255, 4095, 65535))  # 8, 12 and 16 bits
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
+        return _on_white(image)
     return image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """A transparent image on white, some rows at a time: the layers of all pixels take gigabytes."""
+    result = Image.new("RGB", image.size)
+    rows = _rows(image.width)
+    for top in range(0, image.height, rows):
+        part = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+        white = Image.new("RGBA", part.size, "white")
+        result.paste(Image.alpha_composite(white, part).convert("RGB"), (0, top))
+    return result
+
+
+def _rows(width: int) -> int:
+    """How many rows have about a million pixels."""
+    return max(1, 2**20 // width)
 
 
 def _scale(values: np.ndarray, tops: tuple[int, ...]) -> Image.Image:
@@ -98,7 +113,7 @@ def _scale(values: np.ndarray, tops: tuple[int, ...]) -> Image.Image:
 
     Without such a top, the range is from the lowest to the highest value: nothing is ever clipped.
     """
-    rows = max(1, 2**20 // values.shape[1])  # at a time: all pixels in float64 take gigabytes
+    rows = _rows(values.shape[1])  # at a time: all pixels in float64 take gigabytes
 
     def blocks() -> Iterator[np.ndarray]:
         for i in range(0, len(values), rows):

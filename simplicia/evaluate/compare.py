@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from simplicia.errors import UserError
 from simplicia.evaluate.make_result import join_values
+from simplicia.progress import say
 from simplicia.result import Result, is_number, read_results
 from simplicia.run import LAYERS
 from simplicia.train import checkpoint
@@ -79,7 +80,7 @@ def compare(runs: list[str | Path]) -> dict[str, Any]:
 def _offline(run_dir: Path, recipe: Recipe, state: dict[str, Any]) -> dict[Measurement, Cell]:
     """The accuracies in a run's ``results`` folder."""
     cells: dict[Measurement, Cell] = {}
-    for result in read_results(run_dir):
+    for result in read_results(run_dir, say):
         if result.accuracy is None:
             continue
         if result.data is None and result.dataset == Path(recipe.data).name:  # an early result of 0.1

@@ -47,10 +47,11 @@ def encode(
     sets, arrays = _read(run, images, data_dir)
     net: Any = run.network(network)
     parts: dict[str, list[Tensor]] = {layer: [] for layer in checked}
-    count, done = sum(map(len, sets)), 0
+    count, done, finite = sum(map(len, sets)), 0, True
     with closing(Progress("encoding", count, 0, quiet)) as bar:
         for batch in (batch for part in sets for batch in part.images.split(256)):
             features = net.encoder(run.view(batch))  # once for all layers
+            finite = finite and bool(features.isfinite().all())  # codes would not show it
             for layer in checked:
                 x = represent(net, features, layer, temperature if layer == "sem" else None).cpu()
                 parts[layer].append(
@@ -59,7 +60,7 @@ def encode(
             done += len(batch)
             bar.update(done, ", ".join(checked))
     arrays |= {layer: torch.cat(batches).numpy() for layer, batches in parts.items()}
-    if not all(np.isfinite(arrays[layer]).all() for layer in checked):
+    if not finite or not all(np.isfinite(arrays[layer]).all() for layer in checked):
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
     with atomic_write(out) as temporary, temporary.open("wb") as file:
         # older versions of numpy would store their options as arrays

@@ -7,7 +7,6 @@ at once, so a command that was killed continues where it was. Other processes ma
 import gc
 import json
 import math
-import shutil
 import signal
 import threading
 import time
@@ -167,7 +166,7 @@ class Runner:
         self._has_worked = True
         if checkpoint.state_of(folder).get("dropped"):
             self.say(f"the weights of {folder} were dropped: it is trained again")
-            shutil.rmtree(folder / "checkpoint")
+            checkpoint.discard(folder / "checkpoint")
         self.release()  # two models may not fit the device
         path, options = folder / "recipe.yaml", self.options
         changes: dict[str, Any] = {} if recipe.data_dir is None else {"data_dir": recipe.data_dir}

@@ -62,6 +62,12 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
+def discard(folder: Path) -> None:
+    """Remove a run's checkpoints, so that it is trained again."""
+    for checkpoint in _complete(folder):
+        _remove(checkpoint)
+
+
 def drop(folder: Path) -> None:
     """Remove the tensors of a run's checkpoints; the state of the newest stays, and says so."""
     *old, newest = _complete(folder)

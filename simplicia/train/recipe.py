@@ -10,7 +10,7 @@ import torch
 
 from simplicia import bottlenecks, encoders, methods, settings
 from simplicia.data.augmentation import ViewSettings
-from simplicia.errors import UserError, unknown
+from simplicia.errors import UserError, is_out_of_memory, unknown
 from simplicia.files import atomic_write
 from simplicia.methods.base import Network
 from simplicia.settings import Formerly, Range, as_dict, from_dict
@@ -216,6 +216,8 @@ class Recipe:
         except UserError:
             raise
         except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+            if is_out_of_memory(error):
+                raise
             raise UserError(f"this model cannot be built: {' '.join(str(error).split())[:300]}") from error
 
     def _build(self) -> methods.Method:
@@ -243,6 +245,8 @@ class Recipe:
             with torch.no_grad():
                 found = encoder.eval()(torch.zeros(1, 3, self.actual_view_size, self.actual_view_size))
         except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+            if is_out_of_memory(error):
+                raise
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
                 f"encoder {self.encoder!r} takes no views of {self.actual_view_size} pixels: {why}"

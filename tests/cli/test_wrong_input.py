@@ -67,7 +67,8 @@ def test_names_of_images_are_escaped(run, tmp_path, capfd):
     assert not any(line.startswith("simplicia: all is well") for line in output.splitlines())
 
 
-def test_encode_refuses_features_that_are_not_finite(run, tmp_path):
+@pytest.mark.parametrize("layer", ["sem", "codes"])
+def test_encode_refuses_features_that_are_not_finite(run, tmp_path, layer):
     loaded = simplicia.load(run)
     newest = checkpoint.latest(run / "checkpoint")
     tensors, state = checkpoint.read(newest)
@@ -77,7 +78,7 @@ def test_encode_refuses_features_that_are_not_finite(run, tmp_path):
     checkpoint.save(run / "checkpoint", state.pop("step"), tensors, state)
     Image.new("RGB", (40, 40), "red").save(tmp_path / "a.png")
     out = tmp_path / "x.npz"
-    assert cli.main(["encode", str(run), str(tmp_path / "a.png"), "--out", str(out)]) == 2
+    assert cli.main(["encode", str(run), str(tmp_path / "a.png"), "--out", str(out), "--layer", layer]) == 2
     assert not out.exists() and torch.isfinite(loaded.encode(tmp_path / "a.png")).all()
 
 
@@ -94,10 +95,22 @@ def test_arrays_with_impossible_headers_are_refused(header, run, tmp_path, capfd
     )
 
 
-def test_compare_refuses_or_skips_results_with_other_types(run, capfd):
+def test_compare_reports_and_skips_results_with_other_types(run, capfd):
     path = run / "results/knn-sem.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seeds": 3}))
-    assert cli.main(["compare", str(run)]) in (0, 2)
+    assert cli.main(["compare", str(run)]) == 0
+    assert f"{path} is skipped: seeds is '3'" in capfd.readouterr().err
+
+
+def test_a_page_of_results_shows_what_a_row_does_not_say_as_unknown(tmp_path):
+    (tmp_path / "paper").mkdir()
+    rows = json.loads((Path(__file__).parents[2] / "results/paper/table1.json").read_text())
+    for row in rows:
+        del row["pretrained_on"]
+    (tmp_path / "paper/table1.json").write_text(json.dumps(rows))
+    page = tmp_path / "page.md"
+    assert cli.main(["reproduce", "--results", str(tmp_path), "--page", str(page)]) == 0
+    assert "unknown data" in page.read_text()
 
 
 def test_a_nul_character_in_a_list_of_files_is_refused(tmp_path):

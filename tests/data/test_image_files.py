@@ -125,15 +125,16 @@ def test_16_bit_images_are_scaled_before_cropping(tmp_path):
     assert aspect_ratio == 2 and int(cropped[4, 4, 0]) == int(squeezed[4, 4, 0])
 
 
-def test_a_large_16_bit_image_is_decoded_in_little_memory(tmp_path):
-    """The file has 0.2 MB and its pixels 0.13 GiB; scaled in float64 at once they would take 1.5 GiB."""
-    Image.fromarray(np.full((8300, 8300), 700, dtype=np.uint16)).save(tmp_path / "a.png")
+@pytest.mark.parametrize(("mode", "colour", "grey"), [("I;16", 700, 44), ("LA", (0, 0), 255)])
+def test_a_large_image_is_decoded_in_little_memory(tmp_path, mode, colour, grey):
+    """A small file of 69 million pixels; in float64, or as layers to composite, they take over 1.3 GiB."""
+    Image.new(mode, (8300, 8300), colour).save(tmp_path / "a.png")
     code = f"""
 import resource
 from pathlib import Path
 from simplicia.data import image_files
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert (image_files.decode(Path({str(tmp_path / "a.png")!r}), 32)[0] == 44).all()
+assert (image_files.decode(Path({str(tmp_path / "a.png")!r}), 32)[0] == {grey}).all()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -324,6 +324,9 @@ def test_damaged_and_foreign_files(runs, tmp_path, capsys):
     (copied / "results/odd.json").write_text('{"protocol": "x", "accuracy": 1, "per_temperature": [3]}')
     (copied / "log.jsonl").write_text('{"step": 1, "online_encoder_accu')
     assert compare([copied])["rows"] == compare([runs / "byol"])["rows"]
+    (skipped,) = capsys.readouterr().err.splitlines()
+    assert "results/odd.json is skipped: per_temperature is not a list" in skipped
+    (copied / "results/odd.json").unlink()
     (copied / "results/torn.json").write_text('{"protocol": ')
     assert "torn.json cannot be read" in complaint(capsys, "compare", copied)
     shutil.rmtree(copied / "results")

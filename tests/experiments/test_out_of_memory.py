@@ -27,11 +27,19 @@ def fill_driver():
     raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported")
 
 
+def fill_address_space():
+    raise RuntimeError("unable to mmap 9 bytes from file <x>: Cannot allocate memory (12)")
+
+
+def fill_allocator():
+    raise RuntimeError("std::bad_alloc")
+
+
 def fill_fork():
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
-FILL = [fill_host, fill_array, fill_device, fill_driver, fill_fork]
+FILL = [fill_host, fill_array, fill_device, fill_driver, fill_address_space, fill_allocator, fill_fork]
 
 
 @pytest.mark.parametrize("fill", FILL)
@@ -66,3 +74,9 @@ def test_verbs_say_what_to_make_smaller(fill, verb, smaller, monkeypatch, capsys
     assert cli.main([verb]) == 2
     error = capsys.readouterr().err
     assert "out of memory; use" in error and smaller in error and len(error.splitlines()) == 1
+
+
+def test_a_model_larger_than_memory_is_reported_as_out_of_memory(capsys, tmp_path):
+    words = ["--sem.simplices", str(2**31 - 1), "--sem.vertices", "1000", "--out", str(tmp_path / "run")]
+    assert cli.main(["pretrain", "shapes-byol-sem", "--device", "cpu", "--quiet", *words]) == 2
+    assert "simplicia: the device is out of memory; use a smaller" in capsys.readouterr().err

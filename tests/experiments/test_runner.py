@@ -267,6 +267,19 @@ def test_dropped_weights_are_retrained_only_for_new_measurements(own):
     assert first == before and second["effective_rank"] > 1 and list(own.folder.rglob("*.safetensors"))
 
 
+def test_a_process_killed_while_it_removes_checkpoints_leaves_none(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path, 3, {"a": torch.zeros(2)}, {})
+
+    def killed(path, **_):
+        next(path.iterdir()).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.discard(tmp_path)
+    assert checkpoint.latest(tmp_path) is None
+
+
 def test_weights_stay_while_a_cell_needs_them(own, monkeypatch):
     def fail():
         raise UserError("no")
