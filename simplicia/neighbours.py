@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from simplicia.progress import tracked
+
 COMPARISONS = 2**27  # codes compared at a time
 EXACT = 256  # bfloat16 is exact for integers up to this
 ONE_HOT_VERTICES = 128  # up to this many, multiplying one-hots is faster on a CPU than comparing codes
@@ -52,7 +54,8 @@ def nearest(
     ``represent`` maps a chunk to the vectors to compare, so that a wide layer never exists for all images.
     """
     best = [(torch.empty(len(part), 0), torch.empty(len(part), 0)) for part in queries.split(chunk)]
-    for start, rows in zip(range(0, len(bank), chunk), bank.split(chunk), strict=True):
+    parts = tracked(bank.split(chunk), "comparing with images")
+    for start, rows in zip(range(0, len(bank), chunk), parts, strict=True):
         represented = represent(rows)
         for i, part in enumerate(queries.split(chunk)):
             scores = similarity(represent(part), represented)
@@ -90,7 +93,8 @@ def vote(
     last = scores[:, -1:]
     votes.scatter_add_(1, labels[indices], weights * (scores > last))
     ties = torch.zeros_like(votes)  # per class, the images exactly as near as the k-th
-    for rows, one_hot in zip(bank.split(chunk), F.one_hot(labels, classes).split(chunk), strict=True):
+    parts = tracked(bank.split(chunk), "counting votes of images")
+    for rows, one_hot in zip(parts, F.one_hot(labels, classes).split(chunk), strict=True):
         represented = represent(rows)
         for count, kth, part in zip(ties.split(chunk), last.split(chunk), queries.split(chunk), strict=True):
             count += (similarity(represent(part), represented) == kth).to(ties) @ one_hot.to(ties)

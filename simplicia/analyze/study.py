@@ -23,11 +23,11 @@ from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
-from simplicia.evaluate.features import smallest_integer
+from simplicia.evaluate.features import load_split, smallest_integer
 from simplicia.evaluate.make_result import data_suffix
 from simplicia.files import write_errors, write_file
 from simplicia.neighbours import cosine
-from simplicia.progress import Progress
+from simplicia.progress import Progress, plural
 from simplicia.provenance import versions
 from simplicia.representation import represent
 from simplicia.run import Run, as_images
@@ -117,7 +117,7 @@ class Study:
         self.notes: list[str] = []
         skipped = sum(len(images.skipped) for images in (self.train, self.set) if images is not None)
         if skipped:
-            self.notes.append(f"{skipped} files could not be read and were skipped")
+            self.notes.append(f"{plural(skipped, 'file')} could not be read, and left out")
         if self.train is None:
             self.notes.append(f"{self.set.name} has no labels: analyses that need classes are left out")
         self.indices = _sample(len(self.set), asked.images)  # in the split
@@ -386,10 +386,10 @@ def _image_sets(run: Run, name: str, data_dir: str | None) -> tuple[ImageSet | N
     """The labelled training images, if there are any, the images to look at, and their split."""
     size = datasets.decoded_size(name, run.recipe.actual_decode_size)
     root = data_dir or run.recipe.data_dir
-    train = datasets.load(name, "train", root, size=size)
+    train = load_split(name, "train", root, size)
     if train.labels is None:
         return None, train, "train"
-    test = datasets.load(name, "test", root, size=size)
+    test = load_split(name, "test", root, size)
     return (None if test.labels is None else train), test, "test"
 
 

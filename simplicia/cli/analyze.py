@@ -5,10 +5,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-import simplicia
-from simplicia.cli.tables import decimals, echo, table
+from simplicia.cli.tables import decimals, echo, load_run, table
 from simplicia.cli.verbs import POSITIVE, Images, OutputFile, Temperature, verb
 from simplicia.errors import UserError
+from simplicia.progress import plural
 
 
 @verb("analyze RUN [RUN …]")
@@ -35,17 +35,18 @@ def analyze(
     analyses = []
     for path in runs:
         limits = images, fit_images, temperature
-        run = simplicia.load(path, given.device)
+        run = load_run(path, given.device)
         analysis, folder = analyze(run, given.data, given.data_dir, *limits, out, again=again)
         about = analysis["data"]
-        title = f"{analysis['run']['name']}, {about['images']} {about['split']} images of {about['name']}"
+        images_read = plural(about["images"], f"{about['split']} image")
+        title = f"{analysis['run']['name']}, {images_read} of {about['name']}"
         table(title, ["", ""], _rows(analysis))
         for note in analysis["notes"]:
             echo(f"note: {note}")
         echo(f"written to {folder}")
         analyses.append(analysis)
     if figures:
-        echo(f"{len(write_figures(analyses, figures))} files written to {figures}")
+        echo(f"{plural(len(write_figures(analyses, figures)), 'file')} written to {figures}")
 
 
 def _rows(analysis: Any) -> Iterator[list[str]]:
@@ -107,7 +108,7 @@ def _analysis(path: Path, given: Images, images: int | None) -> tuple[Any, Path]
             f"{path} is neither a run (there is no recipe.yaml) nor an analysis (there is no readable "
             "analysis.json); give the folder that pretrain or analyze wrote"
         )
-    run, before = simplicia.load(path, given.device), None
+    run, before = load_run(path, given.device), None
     with suppress(UserError):  # an incomplete one is measured again
         before = read(folder_of(run, given.data))
     if before is None or before.asked is None:

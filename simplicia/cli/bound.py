@@ -4,8 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import simplicia
-from simplicia.cli.tables import Column, echo, table, write_json
+from simplicia.cli.tables import Column, echo, load_run, table, write_json
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Images, Json, Network, OutputFile, verb
 from simplicia.errors import UserError
 
@@ -67,14 +66,14 @@ def bound(
 def _measure(path: str, given: OnRun, temperatures: Any, json: Json) -> None:
     from simplicia.analyze.tradeoff import tradeoff
     from simplicia.data import datasets
-    from simplicia.evaluate.features import report_skipped
+    from simplicia.evaluate.features import load_split, report_skipped
     from simplicia.evaluate.make_result import data_suffix
 
-    run = simplicia.load(path, given.device)
+    run = load_run(path, given.device)
     name, data_dir = given.data or run.recipe.data, given.data_dir or run.recipe.data_dir
     size = datasets.decoded_size(name, run.recipe.actual_decode_size)
-    train = datasets.load(name, "train", data_dir, size=size)
-    test = None if train.labels is None else datasets.load(name, "test", data_dir, size=size)
+    train = load_split(name, "train", data_dir, size)
+    test = None if train.labels is None else load_split(name, "test", data_dir, size)
     for images in (train, test):
         if images is not None:
             report_skipped(images.name, images.skipped)

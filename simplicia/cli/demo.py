@@ -1,14 +1,16 @@
 """simplicia demo: everything end to end on the built-in shapes, in minutes on two CPU cores."""
 
 import math
+import shlex
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import simplicia
 from simplicia.cli.tables import Column, accuracy, decimals, table
-from simplicia.cli.verbs import POSITIVE, Device, verb
-from simplicia.errors import UserError
+from simplicia.cli.verbs import POSITIVE, Device, Words, verb
+from simplicia.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from simplicia.data.datasets import ImageSet
@@ -19,12 +21,27 @@ ROWS, COLUMNS = 6, 10  # images in each half of the picture
 
 @verb("demo")
 def demo(
+    words: Words,
     *,
     out: Annotated[Path, "folder to write"] = Path("demo"),
     epochs: Annotated[int | None, "epochs of pre-training (default: the recipe's)", POSITIVE] = None,
     device: Device = "auto",
 ) -> None:
-    """Pre-train with and without SEM on the built-in shapes, draw and measure, in a few minutes."""
+    """Pre-train with and without SEM on the built-in shapes, draw and measure, in a few minutes.
+
+    After a stop, the same command continues.
+    """
+    again = f"continue with: simplicia {shlex.join(['demo', *words])}"
+    try:
+        _demo(out, epochs, device)
+    except Interrupted as stop:
+        raise Interrupted(f"{str(stop).split(';')[0]}; {again}", stop.signal) from None
+    except KeyboardInterrupt as stop:  # between the trainings
+        word, number = ("terminated", signal.SIGTERM) if stop.args else ("interrupted", signal.SIGINT)
+        raise Interrupted(f"{word}; {again}", number) from None
+
+
+def _demo(out: Path, epochs: int | None, device: str) -> None:
     from simplicia.data import datasets
     from simplicia.provenance import commit, versions
     from simplicia.train import recipes
@@ -60,9 +77,11 @@ def demo(
 def _measure(model: str, run: "Run", layer: str, train: "ImageSet", test: "ImageSet") -> list[dict[str, Any]]:
     """Linear probes, which are also stored in the run, and nearest neighbours."""
     from simplicia.evaluate.knn import knn
-    from simplicia.evaluate.probe import preset, probe
+    from simplicia.evaluate.probe import preset, probe, progress_bar
 
-    result = probe(run, train, test, layer, preset("demo"))
+    how = preset("demo")
+    with progress_bar(layer, how) as progress:
+        result = probe(run, train, test, layer, how, progress=progress)
     run.write_result(f"probe-{layer}", result)
     rows = []
     for row in result["per_temperature"] or [result.to_json()]:

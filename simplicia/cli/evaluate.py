@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import simplicia
 from simplicia.cli import verbs
-from simplicia.cli.tables import Column, accuracy, decimals, echo, table, write_json
+from simplicia.cli.tables import Column, accuracy, decimals, echo, load_run, table, write_json
 from simplicia.cli.verbs import POSITIVE, OutputFile, Quiet, Settings, Temperature, verb
 from simplicia.errors import UserError, unknown
+from simplicia.progress import plural
 
 if TYPE_CHECKING:
     from simplicia.data.datasets import ImageSet
     from simplicia.run import Run
 
+SHARED = "layer data data_dir device json network quiet"  # options that --help shows
 TEST, TOP5 = ("test %", accuracy), ("top-5 %", "top5_accuracy")
 VALIDATION = ("validation %", "validation_accuracy")
 TUNED: list[Column] = [VALIDATION, TEST, ("mean of classes %", "mean_class_accuracy")]
@@ -49,7 +50,7 @@ def _chosen_preset(parser: verbs.Parser, words: list[str]) -> Any:
     return preset(parser.peek(words, "--preset", "quick"))
 
 
-@verb("probe RUN", _chosen_preset)
+@verb("probe RUN", _chosen_preset, f"{SHARED} preset epochs seeds temperatures classifier")
 def probe(
     given: Measure,
     settings: Settings,
@@ -63,7 +64,7 @@ def probe(
     """
     from simplicia.evaluate.probe import preset_details, probe, progress_bar
 
-    how, run = settings.checked(), simplicia.load(given.run, given.device)
+    how, run = settings.checked(), load_run(given.run, given.device)
     layer = run.check_layer(given.layer)
     _check_temperatures(settings, layer)
     run.network(given.network)
@@ -87,7 +88,8 @@ def probe(
 
 
 def _images(result: Any) -> str:
-    return f"{result['test_images']:,} test images of {result['dataset']}, {result['classes']} classes"
+    tested, classes = plural(result["test_images"], "test image"), plural(result["classes"], "class")
+    return f"{tested} of {result['dataset']}, {classes}"
 
 
 def _check_temperatures(settings: Settings, layer: str) -> None:
@@ -101,6 +103,7 @@ def knn(
     *,
     temperature: Temperature = None,
     k: Annotated[int | None, "number of neighbours (default: 20)", POSITIVE] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Measure the nearest-neighbour accuracy of a run.
 
@@ -109,10 +112,10 @@ def knn(
     from simplicia.evaluate.knn import knn
     from simplicia.evaluate.make_result import K
 
-    run = simplicia.load(given.run, given.device)
+    run = load_run(given.run, given.device)
     layer = run.check_layer(given.layer)
     result = knn(run, *given.labelled(run), layer, temperature, k or K, network=given.network)
-    title = f"{result['k']} nearest neighbours, {_images(result)}, {result['network']} network"
+    title = f"{plural(result['k'], 'nearest neighbour')}, {_images(result)}, {result['network']} network"
     given.finish(run, "knn", result, title, ["layer", "temperature", TEST, TOP5])
 
 
@@ -149,7 +152,7 @@ def column(run: dict[str, Any]) -> str:
     return f"{run['path']} ({run['recipe']}, {run['epochs']} ep{stopped})"
 
 
-@verb("transfer RUN", "evaluate.transfer:TransferSettings")
+@verb("transfer RUN", "evaluate.transfer:TransferSettings", f"{SHARED} temperature")
 def transfer(
     given: Measure, settings: Settings, *, temperature: Temperature = None, quiet: Quiet = False
 ) -> None:
@@ -159,7 +162,7 @@ def transfer(
     """
     from simplicia.evaluate.transfer import default_layer, load_splits, transfer
 
-    how, run = settings.checked(), simplicia.load(given.run, given.device)
+    how, run = settings.checked(), load_run(given.run, given.device)
     layer = default_layer(run, given.layer)
     sets = load_splits(run, given.data, given.data_dir, how.validation, how.seed)
     result = transfer(run, sets, layer, temperature, how, given.network, quiet)
@@ -169,7 +172,7 @@ def transfer(
     given.finish(run, "transfer", result, title, ["regulariser", *TUNED])
 
 
-@verb("finetune RUN", "evaluate.finetune:FinetuneSettings")
+@verb("finetune RUN", "evaluate.finetune:FinetuneSettings", f"{SHARED} lrs epochs steps classifier")
 def finetune(given: Measure, settings: Settings, *, quiet: Quiet = False) -> None:
     """Train the encoder further with the labels of another data set.
 
@@ -179,15 +182,15 @@ def finetune(given: Measure, settings: Settings, *, quiet: Quiet = False) -> Non
     from simplicia.evaluate.finetune import finetune, trainable_layer
     from simplicia.evaluate.transfer import load_splits
 
-    how, run = settings.checked(), simplicia.load(given.run, given.device)
+    how, run = settings.checked(), load_run(given.run, given.device)
     layer = trainable_layer(run, given.layer)
     sets = load_splits(run, given.data, given.data_dir, how.validation, how.seed)
     result = finetune(run, sets, layer, how, given.network, quiet)
-    title = f"fine-tuned on {result['dataset']}, {layer}, {result['steps']} steps"
+    title = f"fine-tuned on {result['dataset']}, {layer}, {plural(result['steps'], 'step')}"
     given.finish(run, "finetune", result, title, [("learning rate", "lr"), *TUNED])
 
 
-@verb("semi RUN", "evaluate.finetune:SemiSettings")
+@verb("semi RUN", "evaluate.finetune:SemiSettings", f"{SHARED} fraction list_ lrs epochs classifier")
 def semi(
     given: Measure,
     settings: Settings,
@@ -201,12 +204,13 @@ def semi(
     """
     from simplicia.evaluate.finetune import semi, trainable_layer
 
-    how, run = settings.checked(), simplicia.load(given.run, given.device)
+    how, run = settings.checked(), load_run(given.run, given.device)
     if list_ is not None and "fraction" in settings.changes:
         raise UserError("--list names the labelled images and --fraction draws them; give one of the two")
     layer = trainable_layer(run, given.layer)
     result = semi(run, *given.labelled(run), layer, how, list_, given.network, quiet)
-    title = f"{result['labelled_images']} labels of {result['dataset']}, {layer}: {result['labelled_list']}"
+    labels = plural(result["labelled_images"], "label")
+    title = f"{labels} of {result['dataset']}, {layer}: {result['labelled_list']}"
     columns = [("learning rate", "lr"), "epochs", "temperature", *TUNED, TOP5]
     given.finish(run, "semi", result, title, columns)
 
@@ -221,7 +225,7 @@ def _chosen_probe(parser: verbs.Parser, words: list[str]) -> Any:
     return TransferSettings() if kind == "logistic" else preset(kind)
 
 
-@verb("robustness RUN", _chosen_probe)
+@verb("robustness RUN", _chosen_probe, f"{SHARED} probe sets corrupt temperature epochs")
 def robustness(
     given: Measure,
     settings: Settings,
@@ -249,7 +253,7 @@ def robustness(
     from simplicia.evaluate.robustness import robustness
     from simplicia.evaluate.transfer import default_layer
 
-    how, run = settings.checked(), simplicia.load(given.run, given.device)
+    how, run = settings.checked(), load_run(given.run, given.device)
     if not sets and not corrupt:
         raise UserError("there is nothing to test on; give --sets FOLDER … or --corrupt")
     if temperature is not None and probe != "logistic":

@@ -20,9 +20,19 @@ from simplicia.errors import (
     printable,
     unknown,
 )
+from simplicia.progress import close_live
 
 # in the order of the help; each registers one verb or a few
 MODULES = "demo pretrain evaluate encode analyze reproduce bound bench cost lists"
+TASKS = {  # the verbs of ``simplicia --help`` by what one wants to do
+    "First steps": "demo recipes datasets methods",
+    "Train": "pretrain sweep",
+    "Measure": "probe knn transfer finetune semi robustness compare",
+    "Look inside": "analyze report bound",
+    "Use": "encode export",
+    "Repeat the paper": "reproduce",
+    "Costs": "cost bench",
+}
 SMALLER = {  # what to make smaller when a verb runs out of memory
     **dict.fromkeys(
         ("pretrain", "sweep", "bench", "cost"),
@@ -44,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with _raise_on_sigterm():
-            _dispatch(words)
+            try:
+                _dispatch(words)
+            finally:
+                close_live()
             return 0
     except tuple(STATUS) as error:
         return _complain(error, next(STATUS[kind] for kind in STATUS if isinstance(error, kind)))
@@ -90,9 +103,13 @@ def _dispatch(words: list[str]) -> None:
     for module in MODULES.split():
         importlib.import_module(f"simplicia.cli.{module}")
     if name in ("-h", "--help", "help"):
-        print("usage: simplicia VERB …   (options of a verb: simplicia VERB --help)\n")
-        for name, verb in VERBS.items():
-            print(f"  {name:10} {verb.summary}")
+        print("usage: simplicia VERB …   (options of a verb: simplicia VERB --help)")
+        named = " ".join(TASKS.values()).split()
+        others = " ".join(name for name in VERBS if name not in named)
+        for task, verbs in (TASKS | ({"Others": others} if others else {})).items():
+            print(f"\n{task}")
+            for verb in verbs.split():
+                print(f"  {verb:10} {VERBS[verb].summary}")
         return
     if name not in VERBS:
         raise unknown("verb", name, VERBS)

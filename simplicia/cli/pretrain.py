@@ -1,6 +1,7 @@
 """simplicia pretrain, sweep: train a recipe, or train it with many settings."""
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,13 +10,18 @@ import simplicia
 from simplicia.cli.tables import Column, accuracy, cell, decimals, echo, table
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, Parser, Quiet, Settings, verb
 from simplicia.errors import UserError
-from simplicia.progress import say
+from simplicia.progress import plural, say
 
 if TYPE_CHECKING:
     from simplicia.run import Run
     from simplicia.train.recipe import Recipe
 
-RecipeName = Annotated[str, "name of a recipe; simplicia recipes lists them"]
+RecipeName = Annotated[str, "a recipe's name (simplicia recipes lists them), or a YAML file"]
+# options that --help shows
+BASICS = (
+    "out resume device download quiet config data data_dir image_size encoder epochs batch_size seed init "
+    "sem.simplices sem.vertices sem.temperature optim.lr optim.weight_decay online_every"
+)
 
 
 @dataclass
@@ -29,16 +35,36 @@ class Training:
     quiet: Quiet = False
 
 
+def _move_config(words: list[str]) -> None:
+    """Let ``--config FILE`` stand for the recipe: move the file to the front."""
+    for i, word in enumerate(words):
+        option, equals, file = word.partition("=")
+        if option != "--config":
+            continue
+        if not equals and i + 1 == len(words):
+            raise UserError("--config is given without a file; give the path of a recipe as YAML")
+        value = file if equals else words[i + 1]
+        rest = words[:i] + words[i + (1 if equals else 2) :]
+        if rest and not rest[0].startswith("-"):
+            raise UserError(f"the recipe is {rest[0]!r} and --config names {value!r}; give one of the two")
+        if not value.endswith((".yaml", ".yml")):
+            raise UserError(f"--config is {value!r}; it must be a YAML file, such as recipe.yaml")
+        words[:] = [value, *rest]
+        return
+
+
 def named_recipe(parser: Parser, words: list[str]) -> "Recipe":
     """The recipe named first; adds the options of its method."""
     from simplicia.train import recipes
 
     if not words:
         words.append("--help")
-    name = "byol-sem" if words[0] in ("-h", "--help") else words[0]
+    _move_config(words)
+    name = "byol-sem" if words[0] in ("-h", "--help", "--help-all") else words[0]
     if name.startswith("-"):
         raise UserError(f"{parser.prog} takes a recipe's name first, not {name}; see simplicia recipes")
     recipe = recipes.get(name)
+    parser.add_argument("--config", metavar="FILE", help="the recipe as a YAML file, in place of RECIPE")
     method = parser.peek(words, "--method", recipe.method)
     values = recipe.options if method == recipe.method else {}
     group = parser.add_argument_group(f"options of {method}")
@@ -52,7 +78,32 @@ def named_recipe(parser: Parser, words: list[str]) -> "Recipe":
     return recipe
 
 
-@verb("pretrain RECIPE", named_recipe)
+def check_used(settings: Settings, tried: Iterable[str] = ()) -> None:
+    """A UserError for an option of a bottleneck that the run does not have; ``tried``: by a sweep."""
+    from simplicia import bottlenecks
+    from simplicia.train import recipes
+
+    kind = settings.changes.get("bottleneck", settings.defaults.bottleneck)
+    if "bottleneck" in tried or kind not in bottlenecks.names():
+        return
+    used = {*bottlenecks.options(kind)}
+    used |= {"second_temperature"} if "temperature" in used else set()
+    used |= {"centred"} if kind == "sem" else set()
+    for path in (*settings.changes, *tried):
+        section, _, name = path.partition(".")
+        if section not in ("sem", "vq") or name in used:
+            continue
+        has = f"bottleneck {kind!r}" if used else f"no {section.upper()} (its bottleneck is {kind!r})"
+        name = settings.defaults.name
+        other = f"{name.removesuffix(f'-{kind}')}-{section}"
+        example = f", such as {other}" if other in recipes.names() else ""
+        raise UserError(
+            f"--{path.replace('_', '-')} does nothing: recipe {name!r} has {has}; "
+            f"leave it out, or give a recipe with {section.upper()}{example}"
+        )
+
+
+@verb("pretrain RECIPE", named_recipe, f"{BASICS} processes dry_run overwrite")
 def pretrain(
     recipe: RecipeName,
     settings: Settings,
@@ -69,12 +120,14 @@ def pretrain(
 
     Every setting of the recipe is an option.
     """
+    check_used(settings)
     if given.resume and out and not Path(out, "recipe.yaml").exists():
         say([f"there is no run in {out} to resume: a new one begins"])
     options: Any = {"out": out, "processes": processes, "dry_run": dry_run, **vars(given), **settings.changes}
     run = simplicia.pretrain(recipe, **options)
     if run is not None:
-        echo(f"{run.path}: {run.step} steps in {run.state['seconds']:.0f} s, loss {run.state['loss']:.4f}")
+        steps, seconds = plural(run.step, "step"), decimals(run.state["seconds"], 0)
+        echo(f"{run.path}: {steps} in {seconds} s, loss {run.state['loss']:.4f}")
         echo(f"next: simplicia {_next(run)}")
 
 
@@ -88,7 +141,7 @@ def _next(run: "Run") -> str:
     return f"encode {path} {shlex.quote(data)} --out features.npz"
 
 
-@verb("sweep RECIPE", named_recipe)
+@verb("sweep RECIPE", named_recipe, f"{BASICS} grid search trials downstream_temperatures")
 def sweep(
     recipe: RecipeName,
     settings: Settings,
@@ -111,16 +164,18 @@ def sweep(
     """
     from simplicia.experiments.sweep import sweep
 
+    check_used(settings, [word.partition("=")[0] for word in [*(grid or []), *(search or [])]])
     tried = {"grid": _assignments(grid, "16,64,256"), "search": _assignments(search, "0.1..1:log")}
     how: Any = {"trials": trials, "out": out, "prune": prune, "probe_epochs": probe_epochs, "retry": retry}
     how |= {"temperatures": downstream_temperatures, **tried, **vars(given), **settings.changes}
-    outcome = sweep(recipe, **how)
+    name = settings.defaults.name
+    outcome = sweep(recipe if recipe == name else settings.defaults, **how)
     columns: list[Column] = ["trial"]
     columns += [(name, lambda row, name=name: row["settings"].get(name)) for name in outcome["settings"]]
     columns += ["state", ("validation %", lambda row: accuracy(row, "validation_accuracy", 2))]
     columns += [("downstream temperature", "downstream_temperature")]
     columns += [("seconds", lambda row: decimals(row["seconds"], 0))]
-    title = f"{recipe}: accuracy on {outcome['validation_images']} held-out training images"
+    title = f"{name}: accuracy on {outcome['validation_images']} held-out training images"
     table(title, columns, outcome["trials"])
     if downstream_temperatures or not outcome["settings"]:  # a recipe alone is a sweep over temperatures
         at_each = [(row["trial"], each) for row in outcome["trials"] for each in row["per_temperature"]]
@@ -129,8 +184,9 @@ def sweep(
     best = outcome["best"]
     shown, at = accuracy(best, "validation_accuracy", 2), cell(best["downstream_temperature"])
     echo(f"best: trial {best['trial']}, {shown} %, downstream temperature {at}")
-    echo(f"written to {out or f'sweeps/{recipe}'}/sweep.json, sweep.csv and sweep.svg")
-    echo(f"next, on all training images: simplicia pretrain {_best_command(settings.defaults, outcome)}")
+    echo(f"written to {out or f'sweeps/{name}'}/sweep.json, sweep.csv and sweep.svg")
+    arguments = _best_command(recipe, settings.defaults, outcome)
+    echo(f"next, on all training images: simplicia pretrain {arguments}")
 
 
 def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None:
@@ -145,7 +201,7 @@ def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None
     return settings or None
 
 
-def _best_command(recipe: Any, outcome: Any) -> str:
+def _best_command(source: str, recipe: Any, outcome: Any) -> str:
     """The arguments of ``pretrain`` that train with the best settings, also after resuming a sweep."""
     from simplicia.settings import as_dict, flat
 
@@ -155,7 +211,7 @@ def _best_command(recipe: Any, outcome: Any) -> str:
     changes = {k: v for k, v in swept.items() if k not in left_out and v != named.get(k)}
     if method != swept["method"]:  # options belong to their method
         changes = {k: v for k, v in changes.items() if not k.startswith("options.")}
-    words = [recipe.name]
+    words = [source]
     for name, value in (changes | outcome["best"]["settings"]).items():
         words.append(f"--{name.replace('options.', f'{method}.').replace('_', '-')}")
         words += map(str, value if isinstance(value, list) else [value])

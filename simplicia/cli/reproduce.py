@@ -35,7 +35,10 @@ class Size:
     quiet: Quiet = False
 
 
-@verb("reproduce NAME")
+@verb(
+    "reproduce NAME",
+    basics="list_ page figure epochs only seeds data data_dir minutes retry runs results device",
+)
 def reproduce(
     given: Size,
     words: Words,

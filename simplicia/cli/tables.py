@@ -3,12 +3,25 @@
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import simplicia
 from simplicia import result
 from simplicia.errors import printable
 
+if TYPE_CHECKING:
+    from simplicia.run import Run
+
 Column = str | tuple[str, Any]  # a title that is also a key, or a title and a key, or a function of the row
+
+
+def load_run(path: str | Path, device: str = "auto") -> "Run":
+    """A run to measure or to use; says if its training is not finished."""
+    run = simplicia.load(path, device)
+    if not run.finished:
+        total = run.state["total_steps"]
+        echo(f"{path} is unfinished: this is step {run.step:,} of {total:,}")
+    return run
 
 
 def table(title: str, columns: Sequence[Column], rows: Iterable[Any]) -> None:
@@ -20,7 +33,7 @@ def table(title: str, columns: Sequence[Column], rows: Iterable[Any]) -> None:
     from rich.table import Table
 
     pairs = [(column, column) if isinstance(column, str) else column for column in columns]
-    grid = Table(title=printable(title), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, _ in pairs:
         grid.add_column(printable(name), overflow="fold")
     for row in rows:
@@ -28,7 +41,9 @@ def table(title: str, columns: Sequence[Column], rows: Iterable[Any]) -> None:
             row = [key(row) if callable(key) else row.get(key) for _, key in pairs]
         cells = zip(row, (name.endswith("%") for name, _ in pairs), strict=True)
         grid.add_row(*(decimals(v) if percent and isinstance(v, float) else cell(v) for v, percent in cells))
-    Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160).print(grid)
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160)
+    console.print(printable(title), style="italic")  # a title of the table would wrap to the table's width
+    console.print(grid)
 
 
 def echo(text: str) -> None:

@@ -7,6 +7,8 @@ The docstring is the description, its first line the summary of ``simplicia --he
 star are arguments, those after it options. A parameter whose type is a dataclass stands for its fields: those
 without a default are arguments. A ``Settings`` parameter gets the settings of a recipe or a protocol, whose
 defaults the second argument of ``verb`` makes or names. A ``Words`` parameter gets the words of the command.
+``--help`` shows the options that the third argument names, by default those that are not settings;
+``--help-all`` shows all.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import dataclasses
 import difflib
 import inspect
 import pkgutil
+import re
 import typing
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,9 +26,65 @@ from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, NewType, NoReturn
 
 from simplicia.errors import UserError
+from simplicia.progress import SHOWN, plural
 from simplicia.settings import LARGEST_COUNT, LARGEST_NUMBER, Option, Range, options_of, walk, with_changes
 
 POSITIVE, NOT_NEGATIVE = Range(above=0), Range(low=0)
+# groups of a recipe's settings in --help-all; the others are "settings"
+GROUPS = {
+    "images": "data data_dir image_size view_size decode_size keep_aspect data_device",
+    "model": "method bottleneck encoder stem stem_padding",
+    "training": "epochs batch_size micro_batch_size precision seed init holdout",
+    "log, checkpoints and online probes": (
+        "log_every checkpoint_minutes online_every online_temperatures loggers"
+    ),
+}
+GROUP_OF = {name: title for title, names in GROUPS.items() for name in names.split()}
+# what values of these options stand for in the help
+METAVARS = {
+    "out": "PATH",
+    "data": "DATA",
+    "data_dir": "FOLDER",
+    "init": "RUN",
+    "grid": "SETTING=VALUES",
+    "search": "SETTING=RANGE",
+    "only": "WORDS",
+    "figures": "FOLDER",
+}
+# what people type who know other tools, and the last part of the option's name here
+SYNONYMS = {
+    "learning-rate": "lr",
+    "base-lr": "lr",
+    "wd": "weight-decay",
+    "tau": "temperature",
+    "n": "epochs",
+    "e": "epochs",
+    "num-epochs": "epochs",
+    "max-epochs": "epochs",
+    "b": "batch-size",
+    "bs": "batch-size",
+    "batch": "batch-size",
+    "o": "out",
+    "output": "out",
+    "output-dir": "out",
+    "d": "data",
+    "dataset": "data",
+    "l": "simplices",
+    "num-simplices": "simplices",
+    "v": "vertices",
+    "num-vertices": "vertices",
+    "arch": "encoder",
+    "model": "encoder",
+    "backbone": "encoder",
+    "opt": "optim.name",
+    "optimizer": "optim.name",
+    "optimiser": "optim.name",
+    "resolution": "image-size",
+    "img-size": "image-size",
+    "gpu": "device",
+    "gpus": "device",
+    "warmup": "warmup-epochs",
+}
 OutputFile = NewType("OutputFile", Path)
 Words = NewType("Words", list[str])
 
@@ -63,13 +122,35 @@ class Settings(NamedTuple):
         return settings
 
 
+class Help(argparse.Action):
+    """--help and --help-all."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str):
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: Any, *_: Any) -> None:
+        print(parser.format_help(everything=self.dest == "help_all").rstrip())
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors, which suggest the nearest option, and options for settings."""
 
-    def __init__(self, usage: str, description: str | None = None, add_help: bool = True):
+    def __init__(
+        self,
+        usage: str,
+        description: str | None = None,
+        add_help: bool = True,
+        basics: str | None = None,
+    ):
         name, usage = f"simplicia {usage.split()[0]}", f"simplicia {usage} [--option …]"
-        super().__init__(name, usage, description, add_help=add_help, allow_abbrev=False)
+        super().__init__(name, usage, description, add_help=False, allow_abbrev=False)
+        self._positionals.title = "arguments"
         self.settings: dict[str, tuple[str, Option]] = {}  # by dotted name, with the name users see
+        self.basics = None if basics is None else {"help", "help_all", *basics.split()}
+        if add_help:
+            self.add_argument("-h", "--help", action=Help, help="show the most used options")
+            self.add_argument("--help-all", action=Help, help="show all options")
 
     def add(self, option: Option, positional: bool) -> None:
         """Add an argument or an option of a verb as its annotation describes it.
@@ -86,7 +167,7 @@ class Parser(argparse.ArgumentParser):
         elif kind is bool:
             about["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
         else:
-            about |= {"type": _reader(kind, option.range), "metavar": _metavar(option.type)}
+            about |= {"type": _reader(kind, option.range), "metavar": _metavar(option)}
         if positional:
             about["metavar"] = option.name.upper().removesuffix("S" if several else "")
             about["nargs"] = ("+" if required else "*") if several else (None if required else "?")
@@ -100,15 +181,16 @@ class Parser(argparse.ArgumentParser):
 
     def add_settings(self, settings: Any) -> None:
         """Add an option for every field of a dataclass; the fields of nested ones have dotted names."""
-        groups = {"": self.add_argument_group("settings")}
+        groups, is_recipe = dict[str, Any](), hasattr(settings, "optim")
         for path, option, value in walk(settings):
             if path == "name" or isinstance(value, dict):
                 continue
             section = path.rpartition(".")[0]
-            if section not in groups:
-                about = type(getattr(settings, section)).__doc__
-                groups[section] = self.add_argument_group(section, about)
-            self.add_setting(groups[section], path, option, value)
+            title = section or (GROUP_OF.get(path, "settings") if is_recipe else "settings")
+            if title not in groups:
+                about = type(getattr(settings, section)).__doc__ if section else None
+                groups[title] = self.add_argument_group(title, about)
+            self.add_setting(groups[title], path, option, value)
 
     def add_setting(self, group: Any, path: str, option: Option, value: Any, shown: str = "") -> None:
         """Add the option of one setting; ``shown`` is the name users see, if it is not ``path``."""
@@ -117,7 +199,7 @@ class Parser(argparse.ArgumentParser):
         names = {shown: text.strip().replace("%", "%%")}
         for former in option.formerly:
             names[shown.removesuffix(option.name) + former] = argparse.SUPPRESS
-        nargs, metavar = "+" if _several(option.type) else None, _metavar(option.type)
+        nargs, metavar = "+" if _several(option.type) else None, _metavar(option)
         for name, about in names.items():
             group.add_argument(_flag(name), dest=path, nargs=nargs, metavar=metavar, help=about)
         self.settings[path] = shown, option
@@ -132,15 +214,43 @@ class Parser(argparse.ArgumentParser):
         """Parse arguments; options may be written with dashes or underscores."""
         dashed = [_flag(word[2:]) if word.startswith("--") else word for word in words]
         args, rest = self.parse_known_intermixed_args(dashed)
-        for option in (word.split("=")[0] for word in rest if word.startswith("--")):
-            visible = [action for action in self._actions if action.help != argparse.SUPPRESS]
-            names = [name for action in visible for name in action.option_strings if name[:2] == "--"]
-            near = difflib.get_close_matches(option, names, n=2, cutoff=0.6)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"see {self.prog} --help"
+        for option in (word.split("=")[0] for word in rest if re.match("--|-[a-zA-Z]", word)):
+            near = self._nearest(option)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"see {self.prog} --help-all"
             raise UserError(f"unknown option {option}; {hint}")
         if rest:
             self.error(f"unexpected {rest[0]!r}")
         return vars(args)
+
+    def _nearest(self, option: str) -> list[str]:
+        """The options that an unknown one may stand for: --optim.lr for --lr, or similar names."""
+        visible = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        names = [name for action in visible for name in action.option_strings if name[:2] == "--"]
+        word = option.lstrip("-").lower()
+        word = SYNONYMS.get(word, word)
+        same = [name for name in names if word in (name[2:], name.rpartition(".")[2])]
+        return same or difflib.get_close_matches(option, names, n=2, cutoff=0.6)
+
+    def format_help(self, everything: bool = True) -> str:
+        """The help page with the most used options, or with everything."""
+        formatter, hidden = self._get_formatter(), 0
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            known = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
+            shown = [a for a in known if everything or not a.option_strings or self._is_basic(a.dest)]
+            hidden += len(known) - len(shown)
+            if shown:
+                formatter.start_section(group.title)
+                formatter.add_text(group.description)
+                formatter.add_arguments(shown)
+                formatter.end_section()
+        if hidden:
+            formatter.add_text(f"{self.prog} --help-all shows {plural(hidden, 'more option')}.")
+        return formatter.format_help()
+
+    def _is_basic(self, name: str) -> bool:
+        return name not in self.settings if self.basics is None else name in self.basics
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
@@ -152,6 +262,7 @@ class Verb(NamedTuple):
     usage: str
     function: Callable[..., None]
     defaults: Callable[[Parser, list[str]], Any] | str | None = None  # a str names a class of settings
+    basics: str | None = None
 
     @property
     def summary(self) -> str:
@@ -160,7 +271,7 @@ class Verb(NamedTuple):
 
     def run(self, words: list[str]) -> None:
         """Parse the words into the function's parameters, and call it."""
-        parser = Parser(self.usage, self.function.__doc__)
+        parser = Parser(self.usage, self.function.__doc__, basics=self.basics)
         options, only_by_name = options_of(self.function), inspect.getfullargspec(self.function).kwonlyargs
         groups = {n: options_of(o.type) for n, o in options.items() if dataclasses.is_dataclass(o.type)}
         for name, option in options.items():
@@ -180,17 +291,23 @@ class Verb(NamedTuple):
         given = {path: about for path, about in parser.settings.items() if values[path] is not None}
         changes = {path: option.convert(values[path], shown) for path, (shown, option) in given.items()}
         special = {Settings: Settings(defaults, changes), Words: words}
-        self.function(**{n: special[o.type] if o.type in special else values[n] for n, o in options.items()})
+        arguments = {n: special[o.type] if o.type in special else values[n] for n, o in options.items()}
+        quiet = values.get("quiet") or any(getattr(values[name], "quiet", False) for name in groups)
+        token = SHOWN.set(not quiet)
+        try:
+            self.function(**arguments)
+        finally:
+            SHOWN.reset(token)
 
 
 VERBS: dict[str, Verb] = {}
 
 
-def verb(usage: str, defaults: Any = None) -> Callable[[Any], Any]:
+def verb(usage: str, defaults: Any = None, basics: str | None = None) -> Callable[[Any], Any]:
     """Register a verb: ``usage`` is its name and arguments."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        VERBS[usage.split()[0]] = Verb(usage, function, defaults)
+        VERBS[usage.split()[0]] = Verb(usage, function, defaults, basics)
         return function
 
     return register
@@ -218,11 +335,12 @@ def _kinds(hint: Any) -> list[Any]:
     return [k for h in typing.get_args(hint) for k in _kinds(h) if k not in (NoneType, Ellipsis)]
 
 
-def _metavar(hint: Any) -> str:
-    kind = _kinds(hint)[-1]
+def _metavar(option: Option) -> str:
+    kind = _kinds(option.type)[-1]
     if typing.get_origin(kind) is Literal:
         return "|".join(typing.get_args(kind))
-    return {int: "N", float: "X", bool: "true|false", Path: "PATH", OutputFile: "PATH"}.get(kind, "TEXT")
+    kinds: Any = {int: "N", float: "X", bool: "true|false", Path: "PATH", OutputFile: "PATH"}
+    return kinds.get(kind) or METAVARS.get(option.name, option.name.rstrip("_").upper())
 
 
 def _reader(kind: Any, bounds: Range | None) -> Callable[[str], Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from simplicia.errors import UserError
 from simplicia.evaluate.make_result import join_values
-from simplicia.progress import say
+from simplicia.progress import plural, say
 from simplicia.result import Result, is_number, read_results
 from simplicia.run import LAYERS
 from simplicia.train import checkpoint
@@ -125,7 +125,13 @@ def _measurement(result: Result) -> Measurement:
         result = result.replace(epochs=" or ".join(map(str, epochs)), steps=None)
     if len(temperatures) > 1:
         temperature = "chosen"
-    variant = [text.format(result[key]) for key, text in VARIANTS.items() if key in result]
+    variant = [
+        plural(result[key], "epoch")
+        if key == "epochs" and isinstance(result[key], int)
+        else text.format(result[key])
+        for key, text in VARIANTS.items()
+        if key in result
+    ]
     if trials:
         variant.append(f"{len(trials)} trials")
     if path := result.get("path"):

@@ -1,5 +1,6 @@
 """Images in, arrays out: representations of a folder or of a named data set, with files or labels."""
 
+import csv
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
+from simplicia.data.folder import layout
 from simplicia.errors import UserError
-from simplicia.evaluate.features import smallest_integer
+from simplicia.evaluate.features import load_split, smallest_integer
 from simplicia.files import atomic_write
 from simplicia.progress import Progress
 from simplicia.representation import represent
@@ -30,13 +32,14 @@ def encode(
     data_dir: str | Path | None,
     quiet: bool,
 ) -> tuple[int, list[str], list[tuple[str, str]]]:
-    """Write an array for each layer to an .npz file; returns the count, the layers, and the skipped files.
+    """Write an array for each layer; returns the count, the layers, and the skipped files.
 
-    The file also has ``files`` for a folder, and for a named data set, which is encoded with all its splits,
-    ``labels``, ``classes`` and ``split``. Codes are stored in the smallest integers that hold them.
+    The file also has ``files`` for a folder, and ``labels``, ``classes`` and ``split`` as far as the images
+    have them; a named data set is encoded with all its splits. Codes are stored in the smallest integers that
+    hold them. The end of the file's name gives its format.
     """
-    if out.suffix != ".npz":
-        raise UserError(f"--out is {str(out)!r}; it must end in .npz")
+    if out.suffix not in FORMATS:
+        raise UserError(f"--out is {str(out)!r}; it must end in {' or '.join(FORMATS)}")
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {str(out.parent)!r} to write {out.name} into")
     if not images:
@@ -62,10 +65,35 @@ def encode(
     arrays |= {layer: torch.cat(batches).numpy() for layer, batches in parts.items()}
     if not finite or not all(np.isfinite(arrays[layer]).all() for layer in checked):
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
-    with atomic_write(out) as temporary, temporary.open("wb") as file:
+    with atomic_write(out) as temporary:
+        FORMATS[out.suffix](temporary, arrays, checked)
+    return count, checked, [row for part in sets for row in part.skipped]
+
+
+def _write_npz(path: Path, arrays: dict[str, np.ndarray], layers: list[str]) -> None:
+    with path.open("wb") as file:
         # older versions of numpy would store their options as arrays
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-    return count, checked, [row for part in sets for row in part.skipped]
+
+
+def _write_csv(path: Path, arrays: dict[str, np.ndarray], layers: list[str]) -> None:
+    """A row per image: file, split and label, and a column per code or feature (codes_0, codes_1, …)."""
+    about = {"file": arrays.get("files"), "split": arrays.get("split")}
+    about["label"] = arrays["classes"][arrays["labels"]] if "labels" in arrays else None
+    columns = {name: values for name, values in about.items() if values is not None}
+    titles = [f"{layer}_{i}" for layer in layers for i in range(arrays[layer].shape[1])]
+    # file names may hold bytes that are no text
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns, *titles])
+        for i in range(len(arrays[layers[0]])):
+            numbers = (
+                format(x, "" if layer == "codes" else ".9g") for layer in layers for x in arrays[layer][i]
+            )
+            writer.writerow([*(values[i] for values in columns.values()), *numbers])
+
+
+FORMATS = {".npz": _write_npz, ".csv": _write_csv}
 
 
 def _read(run: Run, images: str, data_dir: str | Path | None) -> tuple[list[ImageSet], dict[str, np.ndarray]]:
@@ -73,9 +101,9 @@ def _read(run: Run, images: str, data_dir: str | Path | None) -> tuple[list[Imag
     size = run.recipe.actual_decode_size
     if images not in datasets.names() or Path(images).exists():
         batch = datasets.read_all(Path(images), size)
-        return [batch], {"files": np.array(batch.files)}
+        return [batch], {"files": np.array(batch.files), **_labels(Path(images), batch.files)}
     place, decoded = data_dir or run.recipe.data_dir, datasets.decoded_size(images, size)
-    sets = [datasets.load(images, split, place, size=decoded) for split in ("train", "test")]
+    sets = [load_split(images, split, place, decoded) for split in ("train", "test")]
     about = {
         "labels": np.concatenate([part.labels.numpy() for part in sets if part.labels is not None]),
         "classes": np.array(sets[0].classes),
@@ -84,3 +112,24 @@ def _read(run: Run, images: str, data_dir: str | Path | None) -> tuple[list[Imag
     if sets[0].files:
         about["files"] = np.array([file for part in sets for file in part.files])
     return sets, about
+
+
+def _labels(folder: Path, files: Sequence[str]) -> dict[str, np.ndarray]:
+    """The labels and classes of a folder's images if each has a class, and their splits if there are any."""
+    if not folder.is_dir():
+        return {}
+    splits = {name: part for name, part in layout(folder)._asdict().items() if part is not None}
+    known = {
+        file.relative_to(folder).as_posix(): (split, label)
+        for split, listing in splits.items()
+        for file, label in listing.entries
+    }
+    found = [known.get(file, (None, None)) for file in files]
+    about = {}
+    if len(splits) > 1 and all(split for split, _ in found):
+        about["split"] = np.array([split for split, _ in found])
+    if all(label is not None for _, label in found):
+        classes = sorted({str(label) for _, label in found})
+        about["labels"] = np.array([classes.index(str(label)) for _, label in found])
+        about["classes"] = np.array(classes)
+    return about

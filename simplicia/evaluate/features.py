@@ -1,6 +1,8 @@
 """Labelled images, and the encoder's features of them, for all evaluations."""
 
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
-from simplicia.progress import say
+from simplicia.progress import SHOWN, Counter, say, tracked
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe
 
@@ -23,9 +25,9 @@ def load_labelled(
     recipe = run.recipe if isinstance(run, Run) else run
     name, directory = data or recipe.data, data_dir or recipe.data_dir
     size = datasets.decoded_size(name, recipe.actual_decode_size)
-    train = datasets.load(name, "train", directory, size=size)
+    train = load_split(name, "train", directory, size)
     check_labels(train)  # a folder without classes has no test split to load
-    test = datasets.load(name, "test", directory, size=size)
+    test = load_split(name, "test", directory, size)
     for images in (train, test):
         report_skipped(images.name, images.skipped)
     if test.labels is None:
@@ -35,6 +37,12 @@ def load_labelled(
         )
     check_classes(train, test)
     return train, test
+
+
+def load_split(name: str, split: str, directory: str | Path | None, size: int | None) -> ImageSet:
+    """The images of a split; a command shows how many are read."""
+    with closing(Counter(f"reading {split} images", not SHOWN.get())) as bar:
+        return datasets.load(name, split, directory, size=size, progress=bar.update)
 
 
 def report_skipped(name: str, skipped: Sequence[tuple[str, str]]) -> None:
@@ -99,7 +107,9 @@ def encoder_features(run: Run, images: Tensor, network: str = "online") -> Tenso
     key, version = (id(images), network), _version(images, *encoder.state_dict(keep_vars=True).values())
     if key in run.features and run.features[key][0] == version:
         return run.features[key][2]
-    features = torch.cat([encoder(run.view(batch)).float() for batch in images.split(256)])
+    features = torch.cat(
+        [encoder(run.view(batch)).float() for batch in tracked(images.split(256), "encoding images")]
+    )
     if not features.isfinite().all():
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
     run.features.pop(key, None)

@@ -20,7 +20,7 @@ import torch
 
 from simplicia.api import pretrain
 from simplicia.errors import Diverged, Interrupted, Unfinished, UserError, is_disk_error, is_out_of_memory
-from simplicia.progress import Progress
+from simplicia.progress import say
 from simplicia.provenance import commit, versions
 from simplicia.result import Record
 from simplicia.run import Run, load
@@ -89,7 +89,6 @@ class Runner:
 
     def __init__(self, options: Options):
         self.options = options
-        self.say = Progress("", 1, 0, options.quiet).say
         self._loaded: Run | None = None
         self._has_worked = False  # the next work has less than all the time
         seconds = math.inf if options.minutes is None else 60 * options.minutes
@@ -97,6 +96,10 @@ class Runner:
         self._save_margin = min(45, seconds / 10)  # to write the last checkpoint
         self._startup = min(90, seconds / 7)  # to compile the first step
         self._exit_margin = min(10, seconds / 50)  # to leave after a measurement was cut off
+
+    def say(self, words: str, style: str | None = None) -> None:
+        """Print a line about the work, above the bar if there is one."""
+        say([words], self.options.quiet, style)
 
     def attempt(
         self, work: Callable[[], T], failures: tuple[type[Exception], ...] = (UserError, Diverged, TooLong)

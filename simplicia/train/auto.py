@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from simplicia import encoders
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
-from simplicia.progress import Progress
+from simplicia.progress import Counter, plural
 from simplicia.train.recipe import Recipe
 
 # the values that leave a setting open
@@ -50,19 +51,9 @@ def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> Imag
     size = datasets.decoded_size(recipe.data, recipe.actual_decode_size)
     if recipe.decode_size and size is None:
         raise UserError(f"decode_size is for image files; {recipe.data} has a size of its own")
-    progress: Progress | None = None
-
-    def show(done: int, total: int) -> None:
-        nonlocal progress
-        progress = progress or Progress("reading images", total, 0, quiet)
-        progress.update(done, f"{total:,} in all")
-
-    try:
-        keep_aspect = recipe.keep_aspect and split == "train"  # test images are seen as they are measured
-        return datasets.load(recipe.data, split, recipe.data_dir, download, size, show, keep_aspect)
-    finally:
-        if progress is not None:
-            progress.close()
+    keep_aspect = recipe.keep_aspect and split == "train"  # test images are seen as they are measured
+    with closing(Counter("reading images", quiet)) as bar:
+        return datasets.load(recipe.data, split, recipe.data_dir, download, size, bar.update, keep_aspect)
 
 
 def training_images(
@@ -124,7 +115,7 @@ def resolve(
         raise UserError(f"{images.name} has 1 image; training needs 2 or more, as BatchNorm does")
     if len(images) < recipe.batch_size:
         raise UserError(
-            f"batch_size is {recipe.batch_size}, but {images.name} has {len(images)} images; "
+            f"batch_size is {recipe.batch_size}, but {images.name} has {plural(len(images), 'image')}; "
             f"give --batch-size {len(images)} or less"
         )
     smallest = min(recipe.image_size, recipe.actual_view_size)

@@ -78,26 +78,34 @@ def requeue() -> str:
 
 
 class Logging(Hook):
-    """Logs the loss and health figures every few steps, shows progress, and warns once of each problem."""
+    """Logs the loss and health figures every few steps, shows progress, and warns once of each problem.
+
+    The log also has steps 1, 2, 4, 8, … before the first of these, so that slow steps show something soon.
+    Its lines are a function of the step, so that a resumed run writes those of an uninterrupted one. What is
+    shown follows the clock.
+    """
 
     def __init__(self, log: Log | None, progress: Progress, every: int, start: int = 0):
         self.log, self.progress, self.every = log, progress, every
-        self.mark = time.monotonic(), start
+        self.logged = self.shown = time.monotonic(), start
         self.warned: set[str] = set() if log is None else log.warned
 
     def after_step(self, trainer: Trainer, output: Output) -> None:
         done, recipe = trainer.done, trainer.recipe
-        if done % self.every and not trainer.is_last:
-            self.progress.update(done)
+        is_regular = done % self.every == 0 or trainer.is_last
+        is_early = done < self.every and done.bit_count() == 1  # a power of two
+        if not (is_regular or is_early):
+            self._show(trainer, output)
             return
         figures = monitor.health(trainer.method, output)
-        now = time.monotonic()
-        speed = (done - self.mark[1]) * recipe.batch_size / (now - self.mark[0])
-        self.mark = now, done
+        speed, self.logged = self._speed(self.logged, trainer)
         stop_if_diverged(trainer, figures["loss"])
         epoch, lr = (done - 1) // trainer.steps_per_epoch, trainer.step.lr.item()
         self._write(done, epoch=epoch, lr=lr, images_per_s=speed, **figures)
+        self.shown = self.logged
         self.progress.update(done, f"loss {figures['loss']:.3f}, {speed:,.0f} images/s")
+        if not is_regular:  # an untrained network looks like a collapsed one
+            return
         images = recipe.micro_batch_size(trainer.fabric.world_size)
         problems = monitor.warnings(trainer.method, figures, done, trainer.total, images)
         for kind, text in problems.items():
@@ -110,6 +118,21 @@ class Logging(Hook):
         self.progress.close()
         if self.log is not None:
             self.log.close()
+
+    def _show(self, trainer: Trainer, output: Output) -> None:
+        """Show the step and, every few seconds, the loss, which waits for the device."""
+        words = None
+        if self.progress.needs_words:
+            loss = output.loss.item()
+            speed, self.shown = self._speed(self.shown, trainer)
+            words = f"loss {loss:.3f}, {speed:,.0f} images/s"
+        self.progress.update(trainer.done, words)
+
+    def _speed(self, mark: tuple[float, int], trainer: Trainer) -> tuple[float, tuple[float, int]]:
+        """Images per second since a mark, and a mark of now."""
+        now = time.monotonic()
+        images = (trainer.done - mark[1]) * trainer.recipe.batch_size
+        return images / (now - mark[0]), (now, trainer.done)
 
     def _write(self, step: int, **values: Any) -> None:
         if self.log is not None:

@@ -8,12 +8,14 @@ options. For ImageNet there are the paper's two: BYOL without and with SEM. A me
 table has the default settings and those it recommends.
 """
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 from simplicia import bottlenecks, methods
 from simplicia.errors import unknown
 from simplicia.settings import with_changes
-from simplicia.train.recipe import Recipe
+from simplicia.train.recipe import Recipe, read_yaml
 
 # fmt: off
 #            optimiser lr    weight decay  brightness, contrast, saturation, hue    solarise    tau, tau'
@@ -112,8 +114,11 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Recipe:
-    """The recipe of that name."""
+    """The recipe of that name, or in the YAML file of that path."""
     parts = _parts()
+    if name not in parts and name.endswith((".yaml", ".yml")):
+        recipe = read_yaml(Path(name))
+        return dataclasses.replace(recipe, name=Path(name).stem) if recipe.name == "custom" else recipe
     if name not in parts:
         raise unknown("recipe", name, parts)
     data, method, tail = parts[name]

@@ -26,6 +26,8 @@ def resolve(
     recipe: Recipe | str, changes: dict[str, Any], out: str | Path | None, resume: bool, processes: int
 ) -> tuple[Path, Recipe]:
     """Where a run goes, and its recipe: a new one with changes, or the one to resume."""
+    if isinstance(recipe, Path) or str(recipe).endswith((".yaml", ".yml")):
+        recipe = recipes.get(str(recipe))
     named = recipes.get(recipe) if isinstance(recipe, str) else recipe
     path = choose_dir(named.name, out, resume)
     if resume and (path / "recipe.yaml").exists():
@@ -114,6 +116,9 @@ def recipe_to_resume(recipe: Recipe | str, changes: dict[str, Any], folder: Path
                 f"{folder} was trained with recipe {stored.name!r}, not {recipe!r}; give another --out"
             )
         recipe = stored
+    kept, given = flat(as_dict(stored)), flat(as_dict(recipe))
+    left_open = {name: kept[name] for name, value in OPEN.items() if given[name] == value}
+    recipe = with_changes(recipe, left_open)
     asked = with_absolute_paths(with_changes(recipe, changes))
     if differences := _differences(stored, asked, {}):
         hint = "resume with the same settings, or give another --out"
@@ -131,10 +136,11 @@ def check_same_recipe(folder: Path, wanted: Recipe) -> None:
 
 
 def resume_command(folder: Path, recipe: Recipe, processes: int) -> str:
-    """What goes on with a run: a command, unless only Python has its recipe or its images."""
-    if recipe.name in recipes.names() and recipe.data != datasets.MEMORY:
+    """What goes on with a run: a command, unless only Python has its images."""
+    if recipe.data != datasets.MEMORY:
         several = f" --processes {processes}" if processes > 1 else ""
-        return f"simplicia pretrain {recipe.name} --out {shlex.quote(str(folder))} --resume{several}"
+        source = recipe.name if recipe.name in recipes.names() else shlex.quote(str(folder / "recipe.yaml"))
+        return f"simplicia pretrain {source} --out {shlex.quote(str(folder))} --resume{several}"
     several = f", processes={processes}" if processes > 1 else ""
     return f"the same call of pretrain, with out={str(folder)!r}, resume=True{several}"
 

@@ -19,7 +19,7 @@ from simplicia.distributed import agreed, from_leader, is_of_peers, largest
 from simplicia.errors import Failed, Interrupted, UserError
 from simplicia.layers import synchronise_norms
 from simplicia.methods import Output
-from simplicia.progress import duration
+from simplicia.progress import duration, plural
 from simplicia.provenance import commit, versions
 from simplicia.train import checkpoint, run_dir
 from simplicia.train.monitor import OnlineProbe
@@ -203,7 +203,7 @@ class Trainer:
         """What is about to be trained, in lines for people; ``chosen``: settings resolved from "auto"."""
         trained = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
         name, images = self.recipe.name, self.images
-        lines = [f"{name}: {len(images):,} images of {images.name}, {trained:,} parameters"]
+        lines = [f"{name}: {plural(len(images), 'image')} of {images.name}, {trained:,} parameters"]
         if self.initialised[0]:
             loaded, total = self.initialised
             lines.append(f"begins with the weights of {self.recipe.init}: {loaded} of {total} tensors")
@@ -218,7 +218,7 @@ class Trainer:
         if images.skipped:
             first = "; ".join(f"{path} ({reason})" for path, reason in images.skipped[:3])
             more = "; …" if len(images.skipped) > 3 else ""
-            lines.append(f"skipped {len(images.skipped)} unreadable files: {first}{more}")
+            lines.append(f"skipped {plural(len(images.skipped), 'unreadable file')}: {first}{more}")
         return lines
 
     def dry_run(self) -> list[str]:

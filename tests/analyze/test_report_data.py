@@ -283,7 +283,7 @@ def test_test_images_without_labels(runs, tmp_path):
         and analysis["data"]["split"] == "test"
         and analysis["data"]["images"] == 6
     )
-    assert "1 files could not be read" in analysis["notes"][0] and "no labels" in analysis["notes"][1]
+    assert "1 file could not be read" in analysis["notes"][0] and "no labels" in analysis["notes"][1]
 
 
 def test_an_analysis_outlives_its_images(runs, tmp_path):
