@@ -1,4 +1,4 @@
-"""``pretrain`` and ``load``: what most people need of the package."""
+"""``pretrain``, ``dry_run`` and ``load``: what most people need of the package."""
 
 import math
 from collections.abc import Callable
@@ -7,18 +7,63 @@ from typing import Any
 
 from simplicia import devices
 from simplicia.progress import Progress, say
-from simplicia.run import Run, load
+from simplicia.run import Run, load, load_classifier
 from simplicia.train import auto, checkpoint, run_dir
 from simplicia.train.hooks import Checkpoints, ExitWithoutPeers, Logging, OnlineProbes, StopOnRequest
+from simplicia.train.plan import Plan
 from simplicia.train.recipe import Recipe
 from simplicia.train.run_dir import Log
 from simplicia.train.trainer import Hook, Trainer
 
-__all__ = ["load", "pretrain"]
+__all__ = ["Plan", "dry_run", "load", "load_classifier", "pretrain"]
 
 
 def pretrain(
-    recipe: Recipe | str,
+    recipe: Recipe | str | Path,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    processes: int = 1,
+    engine: str = "auto",
+    download: bool = False,
+    quiet: bool = False,
+    **more: Any,
+) -> Run:
+    """Train a recipe (a name, or the path of a ``recipe.yaml``) into the folder ``out``, and return the run.
+
+    ``resume`` goes on from the newest checkpoint of ``out``; ``overwrite`` replaces the run there. Other
+    keywords change settings, or are those of ``train_into``:
+
+    * settings have the names of the command line: ``epochs=5``, ``sem={"vertices": 13}`` or, the same,
+      ``**{"sem.vertices": 13}``; a method's options have its name: ``byol={"hidden": 64}``.
+    * ``data`` is the name of a set or a folder; or images: arrays or tensors, NCHW or NHWC, grey or RGB; a
+      list of paths or PIL images; a data set of torch, torchvision or Hugging Face; an ImageSet.
+    * ``encoder`` is a name, or an ``nn.Module`` from images (N, 3, H, W) to (N, features). A copy of it is
+      trained: ``run.encoder``.
+
+    >>> import numpy as np
+    >>> images = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    >>> run = pretrain("byol-sem", data=images, epochs=1, sem={"simplices": 8}, out="runs/mine", quiet=True)
+    >>> run.finished, run.encode(images[:5]).shape
+    (True, torch.Size([5, 104]))
+    """
+    where: dict[str, Any] = {"device": device, "processes": processes, "engine": engine}
+    where |= {"download": download, "quiet": quiet}
+    if more.pop("dry_run", False):  # version 0.1 had no function for it
+        dry_run(recipe, out=out, resume=resume, **where, **more)
+        return None  # type: ignore[return-value]
+    hook_options = {HOOK_OPTIONS[name]: more.pop(name) for name in HOOK_OPTIONS if name in more}
+    path, trainer, encoder = _prepare(recipe, out, resume, overwrite, more, **where)
+    quiet = quiet or not trainer.is_leader
+    train_into(path, trainer, resume=resume, overwrite=overwrite, quiet=quiet, **hook_options)
+    trainer.fabric.barrier()  # until the last checkpoint is written
+    return load(path, device if trainer.is_leader else str(trainer.fabric.device), encoder)
+
+
+def dry_run(
+    recipe: Recipe | str | Path,
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -27,30 +72,47 @@ def pretrain(
     engine: str = "auto",
     download: bool = False,
     quiet: bool = False,
-    dry_run: bool = False,
     **more: Any,
-) -> Run | None:
-    """Train a recipe (or the name of one, with changes) into the folder ``out``, and return the run.
+) -> Plan:
+    """Take three steps of what ``pretrain`` would do, and return (and print) what it would take.
 
-    ``data`` may be the name of a set, a folder, or images: a uint8 tensor or array (N, 3, H, W), an ImageSet.
-    ``resume`` goes on from the newest checkpoint of ``out``. ``dry_run`` reports what would happen, and
-    returns None. Other keywords are those of ``train_into``, or change settings, such as ``epochs=5``.
+    >>> plan = dry_run("shapes-byol-sem", epochs=1, image_size=16, quiet=True)
+    >>> plan.steps, plan.recipe.encoder
+    (78, 'tiny')
     """
-    hook_options = {HOOK_OPTIONS[name]: more.pop(name) for name in HOOK_OPTIONS if name in more}
-    images, changes = auto.images_from_memory(more)
-    path, recipe = run_dir.resolve(recipe, changes, out, resume, processes)
-    fabric = devices.launch(device, processes, recipe.precision)
+    more = {name: value for name, value in more.items() if name not in HOOK_OPTIONS}
+    where = {"device": device, "processes": processes, "engine": engine, "download": download}
+    _, trainer, _ = _prepare(recipe, out, resume, False, more, quiet=quiet, **where)
+    plan = trainer.dry_run()
+    say(str(plan).splitlines(), quiet or not trainer.is_leader)
+    return plan
+
+
+def _prepare(
+    recipe: Recipe | str | Path,
+    out: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    more: dict[str, Any],
+    *,
+    device: Any,
+    processes: Any,
+    engine: Any,
+    download: Any,
+    quiet: Any,
+) -> tuple[Path, Trainer, Any]:
+    """Where a run goes, its trainer, and the encoder that Python gave."""
+    data, encoder, changes = auto.from_python(more)
+    path, resolved = run_dir.resolve(recipe, changes, out, resume, processes, overwrite)
+    fabric = devices.launch(device, processes, resolved.precision)
     quiet = quiet or fabric.global_rank > 0
-    images, test_images = auto.training_images(recipe, images, download, quiet)
-    recipe, chosen = auto.resolve(recipe, images, fabric.device, processes)
-    is_new = checkpoint.latest(path / "checkpoint") is None
-    trainer = Trainer(recipe, images, fabric, engine, test_images, recipe.init if is_new else None)
+    images, test_images = auto.training_images(resolved, data, download, quiet)
+    resolved, chosen = auto.resolve(resolved, images, fabric.device, processes)
+    is_new = overwrite or checkpoint.latest(path / "checkpoint") is None
+    init = resolved.init if is_new else None
+    trainer = Trainer(resolved, images, fabric, engine, test_images, init, encoder)
     say(trainer.describe(chosen), quiet)
-    if dry_run:
-        say(trainer.dry_run(), quiet)
-        return None
-    train_into(path, trainer, resume=resume, quiet=quiet, **hook_options)
-    return load(path, device=device) if fabric.global_rank == 0 else None
+    return path, trainer, encoder
 
 
 # keywords of ``train_into`` that ``pretrain`` takes, by the names they have now and had before
@@ -64,6 +126,7 @@ def train_into(
     trainer: Trainer,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     quiet: bool = False,
     keep: int = checkpoint.KEEP,
     deadline: float = math.inf,
@@ -82,7 +145,8 @@ def train_into(
     """
     path.mkdir(parents=True, exist_ok=True)
     trainer.check_disk(path)
-    with run_dir.claimed(path, trainer.recipe, resume, trainer.is_leader):
+    with run_dir.claimed(path, trainer.recipe, resume, trainer.is_leader, overwrite):
+        trainer.fabric.barrier()  # until the old run is gone
         writer = checkpoint.Writer(path / "checkpoint", keep)
         trainer.resume_from(path, note, allow_other_processes)
         recipe, done = trainer.recipe, trainer.done

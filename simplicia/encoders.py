@@ -4,9 +4,11 @@ Every encoder maps images (N, 3, H, W) to pooled features (N, out_features). Our
 torchvision's names, so state_dicts are interchangeable.
 """
 
+import copy
 import difflib
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from simplicia.errors import UserError, unknown
@@ -20,6 +22,9 @@ _RESNETS: dict[str, dict] = {
     # three narrow stages at half the resolution: for CPUs, the demo and the tests
     "tiny": {"bottleneck": False, "depths": (1, 1, 1), "width": 32, "stem_stride": 2},
 }
+GIVEN = "given"  # the encoder's name in a run that got it from Python
+# what is said of the tiny encoder where it is chosen and exported
+NOT_THEIRS = " (of Simplicia only; torchvision and timm load resnet18: --encoder resnet18)"
 # a block's input, separately for its convolutions and its shortcut
 Forked = tuple[Tensor, Tensor]
 
@@ -31,7 +36,7 @@ def names() -> list[str]:
 
 def check(name: str) -> None:
     """Raise a UserError if no encoder has this name."""
-    if name in names():
+    if name in names() or name == GIVEN:
         return
     import timm
 
@@ -66,7 +71,32 @@ def create(
 
     check(name)
     model = timm.create_model(name.removeprefix("timm/"), pretrained=pretrained, num_classes=0, **options)
-    return _TimmEncoder(model)
+    width: Any = getattr(model, "head_hidden_size", None) or model.num_features
+    return _OtherEncoder(model, int(width))
+
+
+def wrap(module: nn.Module, size: int) -> nn.Module:
+    """A copy of any module that maps images (N, 3, size, size) to (N, features), as an encoder.
+
+    >>> wrap(nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16)), 8).out_features
+    16
+    """
+    given = "the encoder"
+    module = copy.deepcopy(module).cpu()
+    trained = module.training
+    try:
+        with torch.no_grad():
+            features = module.eval()(torch.zeros(2, 3, size, size))
+    except Exception as error:  # the user's own code
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{given} takes no images (N, 3, {size}, {size}): {why}") from error
+    finally:
+        module.train(trained)
+    shape = tuple(getattr(features, "shape", ()))
+    if len(shape) != 2 or shape[0] != 2:
+        found = f"shape {shape}" if shape else f"type {type(features).__name__}"
+        raise UserError(f"{given} gives features of {found} for 2 images; they must be (N, features)")
+    return _OtherEncoder(module, shape[1])
 
 
 class ResNet(nn.Module):
@@ -145,13 +175,12 @@ class _Block(nn.Module):
         return activate(getattr(self, f"bn{i}"), getattr(self, f"conv{i}")(y), residual)
 
 
-class _TimmEncoder(nn.Module):
-    """A timm model without its classifier."""
+class _OtherEncoder(nn.Module):
+    """A timm model without its classifier, or a module of the user's."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: nn.Module, out_features: int):
         super().__init__()
-        self.model = model
-        self.out_features = int(getattr(model, "head_hidden_size", None) or model.num_features)
+        self.model, self.out_features = model, out_features
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)

@@ -12,8 +12,39 @@ DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 DISK_TROUBLE = re.compile("disk is full|disk I/O error|readonly database|GB free")
 
 
+at_terminal = False  # whether the command line runs, whose messages name options as it does: --resume
+FLAGS = ("resume", "overwrite", "download", "quiet", "allow-other-processes", "corrupt", "retry", "again")
+OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|none|\d+)\b)?")
+
+
 class UserError(ValueError):
-    """Wrong input. The command line prints the message and exits with status 2."""
+    """Wrong input. The command line prints the message and exits with status 2.
+
+    Messages name options as the command line does; called from Python, they name Python's keywords:
+
+    >>> print(UserError("runs/a holds a run; add --resume to continue it, or give another --out"))
+    runs/a holds a run; add resume=True to continue it, or give another out
+    """
+
+    def __str__(self) -> str:
+        return super().__str__() if at_terminal else in_python(super().__str__())
+
+
+def in_python(message: str) -> str:
+    """A message with Python's keywords in place of the options of the command line.
+
+    >>> in_python("give --batch-size 64 or less, or --device cpu")
+    "give batch_size=64 or less, or device='cpu'"
+    """
+
+    def keyword(match: re.Match[str]) -> str:
+        option, value = match.groups()
+        name = option.replace("-", "_")
+        if value is None:
+            return f"{name}=True" if option in FLAGS else name
+        return f"{name}={'()' if value == 'none' else value if value.isdecimal() else repr(value)}"
+
+    return OPTION.sub(keyword, message)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

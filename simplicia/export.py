@@ -134,3 +134,4 @@ WRITERS: dict[str, Callable[[Exported, dict[str, Any]], bytes]] = {
     ".pt2": _program,
     ".onnx": _onnx,
 }
+PROGRAMS = (".pt2", ".onnx")  # which go from pixels to an output

@@ -150,16 +150,19 @@ def from_dict(values: Any, cls: type[T], prefix: str = "") -> T:
     """Build settings from what ``as_dict`` returned; a UserError for an unknown name or a wrong type."""
     values = convert(values, dict, prefix.rstrip(".") or "the recipe")
     options = options_of(cls)
+    default = options["method"].default if "method" in options else None
+    values = _spelled(cls, values, values.get("method", default))
     named = {current_name(name, options, prefix=prefix): value for name, value in values.items()}
     return cls(**{name: convert(value, options[name].type, prefix + name) for name, value in named.items()})
 
 
 def with_changes(settings: T, changes: Mapping[str, Any], prefix: str = "") -> T:
-    """Copy settings and change some: ``{"epochs": 5, "sem.vertices": 13, "sem": {"blocks": 8}}``."""
+    """Copy settings and change some: ``{"epochs": 5, "sem.vertices": 13, "byol": {"hidden": 64}}``."""
     options = options_of(type(settings))
     after: Any = settings
     if "method" in options and changes.get("method", after.method) != after.method:
         after = dataclasses.replace(after, options={})  # options belong to the method they were given for
+    changes = _spelled(type(settings), changes, changes.get("method", getattr(after, "method", None)))
     for path, value in changes.items():
         head, _, rest = path.partition(".")
         name = current_name(head, options, prefix=prefix)
@@ -174,6 +177,11 @@ def with_changes(settings: T, changes: Mapping[str, Any], prefix: str = "") -> T
         value = {**before, **value} if isinstance(before, dict) else value
         after = dataclasses.replace(after, **{name: value})
     return after
+
+
+def _spelled(cls: Any, values: Mapping[str, Any], method: Any) -> Mapping[str, Any]:
+    """The settings as the class spells them, if it says so: ``byol.hidden`` is ``options.hidden`` of a recipe."""
+    return cls.spelled(values, method) if hasattr(cls, "spelled") else values
 
 
 def convert(value: Any, hint: Any, name: str) -> Any:

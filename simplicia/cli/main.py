@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import simplicia
+from simplicia import errors
 from simplicia.cli.verbs import VERBS
 from simplicia.errors import (
     Diverged,
@@ -22,7 +23,7 @@ from simplicia.errors import (
 )
 
 # in the order of the help; each registers one verb or a few
-MODULES = "demo pretrain evaluate encode analyze reproduce bound bench cost lists"
+MODULES = "demo pretrain evaluate predict encode analyze reproduce bound bench cost lists"
 SMALLER = {  # what to make smaller when a verb runs out of memory
     **dict.fromkeys(
         ("pretrain", "sweep", "bench", "cost"),
@@ -42,6 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     same command continues. 130, 143: interrupted, terminated.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    with _options_in_messages():
+        return _run(words)
+
+
+def _run(words: list[str]) -> int:
     try:
         with _raise_on_sigterm():
             _dispatch(words)
@@ -62,6 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             return _complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
         raise
+
+
+@contextmanager
+def _options_in_messages() -> Iterator[None]:
+    """Let errors name options as the command line does; elsewhere they name Python's keywords."""
+    before, errors.at_terminal = errors.at_terminal, True
+    try:
+        yield
+    finally:
+        errors.at_terminal = before
 
 
 @contextmanager
