@@ -1,7 +1,7 @@
 """Image classifiers: an encoder, one of its layers and a linear classifier on it, in one object and one file.
 
-A file is safetensors with JSON in its header. A linear probe in the ``results`` of a run holds what was trained
-and takes the encoder from the run; a fine-tuned classifier, and any file elsewhere, holds everything.
+A file is safetensors with JSON in its header. A linear probe in the ``results`` of a run holds what was
+trained and takes the encoder from the run; a fine-tuned classifier, and any file elsewhere, holds everything.
 """
 
 import copy
@@ -347,7 +347,7 @@ def of_run(run: Any, name: str | None) -> Classifier:
         saved = sorted(results.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
         if not saved:
             raise UserError(
-                f"{run.path} has no saved classifier; simplicia probe, finetune and semi save one, and in Python "
+                f"{run.path} has no saved classifier; simplicia probe, finetune and semi save one, in Python "
                 "evaluate.probe.fit(run, images).classifier().save()"
             )
         path = saved[-1]

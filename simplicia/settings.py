@@ -180,7 +180,7 @@ def with_changes(settings: T, changes: Mapping[str, Any], prefix: str = "") -> T
 
 
 def _spelled(cls: Any, values: Mapping[str, Any], method: Any) -> Mapping[str, Any]:
-    """The settings as the class spells them, if it says so: ``byol.hidden`` is ``options.hidden`` of a recipe."""
+    """The settings as the class spells them, if it says so: "byol.hidden" is "options.hidden"."""
     return cls.spelled(values, method) if hasattr(cls, "spelled") else values
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from simplicia.cli.tables import echo, table
+from simplicia.cli.tables import Column, echo, table
 from simplicia.cli.verbs import POSITIVE, Device, OutputFile, Quiet, verb
 
 SHOWN = 20  # rows of the table
@@ -32,10 +32,11 @@ def predict(
         check_output(out)
     loaded = load_classifier(classifier, device)
     found, rows = predict_folder(loaded, Path(images), top, quiet)
-    columns = ["file", "class", ("probability", lambda row: f"{row['probability']:.3f}")]
+    columns: list[Column] = ["file", "class", ("probability", lambda row: f"{row['probability']:.3f}")]
     more = f", the first {SHOWN}" if len(rows) > SHOWN else ""
+    how = f"{loaded.about.kind} on {loaded.about.layer}"
     table(
-        f"{len(rows):,} image{'s' if len(rows) > 1 else ''} by {loaded.about.kind} on {loaded.about.layer}{more}",
+        f"{len(rows):,} image{'s' if len(rows) > 1 else ''} by {how}{more}",
         columns,
         rows[:SHOWN],
     )

@@ -168,7 +168,7 @@ def _samples(data: Any) -> Iterable[Sample]:
         return (_sample(data[i]) for i in range(len(data)))
     if not isinstance(data, Iterable) or isinstance(data, dict):
         raise UserError(
-            f"images are a {type(data).__name__}; give tensors, arrays, paths, PIL images or a data set of them"
+            f"images are a {type(data).__name__}; give tensors, arrays, paths, PIL images or a data set"
         )
     return map(_sample, data)
 

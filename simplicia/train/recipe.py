@@ -144,7 +144,7 @@ class Recipe:
 
     @staticmethod
     def spelled(values: Mapping[str, Any], method: str) -> dict[str, Any]:
-        """Settings with the method's options under "options"; users and files write its name: "byol.hidden"."""
+        """Settings with the method's options under "options", where users and files write its name."""
         spelled: dict[str, Any] = {}
         for path, value in values.items():
             head, dot, rest = str(path).partition(".")

@@ -33,7 +33,7 @@ def resolve(
 ) -> tuple[Path, Recipe]:
     """Where a run goes, and its recipe: a new one with changes, or the one to resume."""
     if isinstance(recipe, Path) or str(recipe).endswith((".yaml", ".yml")):
-        recipe = read_yaml(Path(recipe))
+        recipe = read_yaml(Path(str(recipe)))
     named = recipes.get(recipe) if isinstance(recipe, str) else recipe
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give one of the two")
