@@ -14,7 +14,9 @@ DISK_TROUBLE = re.compile("disk is full|disk I/O error|readonly database|GB free
 
 at_terminal = False  # whether the command line runs, whose messages name options as it does: --resume
 FLAGS = ("resume", "overwrite", "download", "quiet", "allow-other-processes", "corrupt", "retry", "again")
-OPTION = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|none|\d+)\b)?")
+OPTION = re.compile(
+    r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|none|resnet18|\d+)\b)?"
+)
 
 
 class UserError(ValueError):
@@ -27,15 +29,17 @@ class UserError(ValueError):
     """
 
     def __str__(self) -> str:
-        return super().__str__() if at_terminal else in_python(super().__str__())
+        return spoken(super().__str__())
 
 
-def in_python(message: str) -> str:
-    """A message with Python's keywords in place of the options of the command line.
+def spoken(message: str) -> str:
+    """A message about options of the command line, with Python's keywords if Python was called.
 
-    >>> in_python("give --batch-size 64 or less, or --device cpu")
+    >>> spoken("give --batch-size 64 or less, or --device cpu")
     "give batch_size=64 or less, or device='cpu'"
     """
+    if at_terminal:
+        return message
 
     def keyword(match: re.Match[str]) -> str:
         option, value = match.groups()

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simplicia.errors import UserError
+from simplicia.encoders import NOT_THEIRS
+from simplicia.errors import UserError, spoken
 from simplicia.files import write_file
+from simplicia.progress import say
 from simplicia.provenance import commit
 from simplicia.representation import represent
 
@@ -61,6 +63,8 @@ def export(
         raise UserError(f"{path} ends in {path.suffix!r}; an export ends in {', '.join(WRITERS)}")
     if path.suffix == ".safetensors":
         layer = layer or "encoder"
+        if run.recipe.encoder == "tiny":
+            say([f"{path.name} has the weights of encoder tiny{spoken(NOT_THEIRS)}"])
         if layer != "encoder":
             raise UserError(
                 f"{path.name} can hold the encoder's weights only; layer {layer!r} takes .pt2 or .onnx"

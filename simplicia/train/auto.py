@@ -11,7 +11,7 @@ from torch import nn
 from simplicia import encoders
 from simplicia.data import datasets, inputs
 from simplicia.data.datasets import ImageSet
-from simplicia.errors import UserError
+from simplicia.errors import UserError, spoken
 from simplicia.progress import Progress
 from simplicia.train.recipe import Recipe
 
@@ -105,7 +105,7 @@ def resolve(
     recipe = dataclasses.replace(recipe, **chosen)  # type: ignore[arg-type]
     notes = [f"{name} {value}" for name, value in chosen.items()]
     if chosen.get("encoder") == "tiny":
-        notes[-1 - (len(chosen) - 1 - list(chosen).index("encoder"))] += encoders.NOT_THEIRS
+        notes[list(chosen).index("encoder")] += spoken(encoders.NOT_THEIRS)
     if recipe.sem.simplices == 0:
         simplices = 256 if recipe.encoder == "tiny" else 5000
         recipe = dataclasses.replace(recipe, sem=dataclasses.replace(recipe.sem, simplices=simplices))

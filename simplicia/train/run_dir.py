@@ -124,7 +124,8 @@ def choose_dir(name: str, out: str | Path | None, resume: bool, overwrite: bool 
 
 def _taken(folder: Path) -> UserError:
     what = "a run" if (folder / "recipe.yaml").exists() else "other files"
-    hint = "add --resume to continue it, or " if what == "a run" else ""
+    replace = "" if errors.at_terminal else "or --overwrite to replace it, "
+    hint = f"add --resume to continue it, {replace}or " if what == "a run" else ""
     return UserError(f"{folder} holds {what}; {hint}give another --out")
 
 
