@@ -25,7 +25,7 @@ from simplicia.errors import UserError
 from simplicia.export import PROGRAMS, WRITERS
 from simplicia.files import write_file
 from simplicia.provenance import commit
-from simplicia.representation import represent
+from simplicia.representation import LAYERS, represent
 from simplicia.result import Record
 from simplicia.settings import as_dict, from_dict
 from simplicia.train import checkpoint
@@ -82,6 +82,8 @@ class About(Record):
         """Raise a ValueError for values that no classifier has."""
         if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
             raise ValueError("its classes are fewer than two, or not distinct")
+        if self.layer not in LAYERS:
+            raise ValueError(f"its layer is {self.layer!r}")
         if len(self.mean) != 3 or len(self.std) != 3 or not min(self.std) > 0:
             raise ValueError("its mean and std are not three numbers each, those of std above 0")
         if not 2 <= self.image_size <= 8192 or not 2 <= self.decode_size <= 8192:

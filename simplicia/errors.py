@@ -19,7 +19,12 @@ OPTION = re.compile(
 )
 
 
-class UserError(ValueError):
+class _Spoken(Exception):
+    def __str__(self) -> str:
+        return spoken(super().__str__())
+
+
+class UserError(_Spoken, ValueError):
     """Wrong input. The command line prints the message and exits with status 2.
 
     Messages name options as the command line does; called from Python, they name Python's keywords:
@@ -27,9 +32,6 @@ class UserError(ValueError):
     >>> print(UserError("runs/a holds a run; add --resume to continue it, or give another --out"))
     runs/a holds a run; add resume=True to continue it, or give another out
     """
-
-    def __str__(self) -> str:
-        return spoken(super().__str__())
 
 
 def spoken(message: str) -> str:
@@ -72,7 +74,7 @@ class Busy(UserError):
     """Another process is training the run."""
 
 
-class Diverged(RuntimeError):
+class Diverged(_Spoken, RuntimeError):
     """The loss or the weights are no longer finite."""
 
 

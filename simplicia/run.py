@@ -16,13 +16,11 @@ from simplicia.errors import UserError, unknown
 from simplicia.export import export as export_run
 from simplicia.methods import Method
 from simplicia.methods.base import Network
-from simplicia.representation import represent
+from simplicia.representation import LAYERS, represent
 from simplicia.result import Record, write_json
 from simplicia.sem import SimplicialEmbedding, Temperature
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
-
-LAYERS = ("encoder", "embedder", "sem", "quantised", "bottleneck", "codes")  # in the order of computation
 
 
 class Run:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import simplicia
+from simplicia import errors
 from simplicia.errors import Interrupted, UserError
 from simplicia.train import checkpoint, run_dir
 from simplicia.train.recipe import read_yaml
@@ -74,14 +75,16 @@ def test_resuming_on_renamed_images_is_an_error(stopped, photos):
 
 def test_another_number_of_processes_is_refused_unless_allowed(stopped):
     change_state(stopped, processes=2)
-    with pytest.raises(UserError, match=r"--processes 2, not 1.* or add --allow-other-processes"):
+    with pytest.raises(UserError, match=r"processes=2, not 1.* or add allow_other_processes=True"):
         resume(stopped)
     run = resume(stopped, allow_other_processes=True)
     assert run.finished and run.state["processes"] == 1
 
 
-def test_the_resume_command_keeps_the_number_of_processes(stopped):
+def test_the_resume_command_keeps_the_number_of_processes(stopped, monkeypatch):
     recipe = read_yaml(stopped / "recipe.yaml")
+    assert run_dir.resume_command(stopped, recipe, 2).endswith("resume=True, processes=2)")
+    monkeypatch.setattr(errors, "at_terminal", True)
     assert run_dir.resume_command(stopped, recipe, 2).endswith("--resume --processes 2")
     assert "processes" not in run_dir.resume_command(stopped, recipe, 1)
 
