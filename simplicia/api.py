@@ -142,6 +142,8 @@ def train_into(
     checkpoints stay. ``note`` is kept with what is trained now. ``on_online(epoch, accuracies)`` is called
     when online probes were measured; an exception it raises ends the run. ``allow_other_processes``: resume
     with another number of processes, which changes the result.
+
+    >>> run = pretrain("shapes-byol", epochs=1, image_size=8, out="runs/kept", keep=1, quiet=True)
     """
     path.mkdir(parents=True, exist_ok=True)
     trainer.check_disk(path)

@@ -143,7 +143,7 @@ class Classifier:
 
     >>> classifier = run.classifier("probe-encoder")
     >>> classifier.predict_proba(images).shape
-    (4, 10)
+    (4, 20)
     """
 
     def __init__(self, model: Scorer, about: About, run: Any = None):

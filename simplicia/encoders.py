@@ -30,12 +30,19 @@ Forked = tuple[Tensor, Tensor]
 
 
 def names() -> list[str]:
-    """Return the built-in encoders; any name of ``timm.list_models()`` works too."""
+    """Return the built-in encoders; any name of ``timm.list_models()`` works too.
+
+    >>> names()
+    ['resnet18', 'resnet50', 'resnet50x2', 'resnet50x4', 'tiny']
+    """
     return list(_RESNETS)
 
 
 def check(name: str) -> None:
-    """Raise a UserError if no encoder has this name."""
+    """Raise a UserError if no encoder has this name.
+
+    >>> check("resnet18")
+    """
     if name in names() or name == GIVEN:
         return
     import timm
@@ -51,13 +58,17 @@ def create(
     stem: Literal["small", "imagenet"] = "small",
     stem_padding: int = 1,
     pretrained: bool = False,
-    **options,
+    **options: Any,
 ) -> nn.Module:
     """Build an encoder with ``.out_features``.
 
     ``stem`` and ``stem_padding`` apply to the built-in ResNets: "small" is a 3x3 convolution without pooling
     (the paper's code pads by 2), "imagenet" the usual 7x7 with pooling. Other names are timm models
     ("timm/resnet50" for timm's ResNet); timm gets ``pretrained`` and ``options``.
+
+    >>> encoder = create("resnet18", stem="small")
+    >>> encoder(torch.randn(2, 3, 32, 32)).shape, encoder.out_features
+    (torch.Size([2, 512]), 512)
     """
     if name in _RESNETS:
         if pretrained:
@@ -142,7 +153,11 @@ class ResNet(nn.Module):
         return x.mean((2, 3))
 
     def blocks(self) -> list[Any]:
-        """Return all residual blocks, first to last."""
+        """Return all residual blocks, first to last.
+
+        >>> len(create("tiny").blocks())
+        3
+        """
         return [block for i in range(self.stages) for block in getattr(self, f"layer{i + 1}")]
 
 

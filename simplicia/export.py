@@ -57,6 +57,9 @@ def export(
     """Write the run's encoder, or all that leads to a layer, to a file; its extension says how.
 
     ``layer`` and ``temperature`` are as in ``run.encode``; the weights alone are the encoder's.
+
+    >>> run.export("codes.pt2", layer="codes").name
+    'codes.pt2'
     """
     path = Path(path)
     if path.suffix not in WRITERS:

@@ -24,7 +24,12 @@ from simplicia.train.recipe import Recipe, read_yaml
 
 
 class Run:
-    """A finished or unfinished run. ``run.encode(images)`` gives its representation of images."""
+    """A finished or unfinished run. ``run.encode(images)`` gives its representation of images.
+
+    >>> run = load(run.path)
+    >>> run.encode(images).shape
+    torch.Size([4, 104])
+    """
 
     def __init__(self, path: Path, recipe: Recipe, method: Method, state: dict[str, Any]):
         self.path, self.recipe, self.method, self.state = path, recipe, method.eval(), state
@@ -90,18 +95,30 @@ class Run:
         return represent(net, net.encoder(self.view(images)), self.check_layer(None))
 
     def in_64_bits(self) -> "Run":
-        """The run, copied to the CPU if it is on an Apple GPU, which has no float64."""
+        """The run, copied to the CPU if it is on an Apple GPU, which has no float64.
+
+        >>> run.in_64_bits() is run  # on a CPU
+        True
+        """
         if self.device.type != "mps":
             return self
         return Run(self.path, self.recipe, copy.deepcopy(self.method).cpu(), self.state)
 
     def layers(self) -> tuple[str, ...]:
-        """The layers that ``encode`` offers, from the encoder on."""
+        """The layers that ``encode`` offers, from the encoder on.
+
+        >>> run.layers()
+        ('encoder', 'embedder', 'sem', 'codes')
+        """
         available = ("encoder", *bottlenecks.layers(self.recipe.bottleneck))
         return tuple(layer for layer in LAYERS if layer in available)
 
     def check_layer(self, layer: str | None, temperature: Temperature | None = None) -> str:
-        """The given layer, or the default one; a UserError if the run lacks it or it takes no temperature."""
+        """The given layer, or the default one; a UserError if the run lacks it or it takes no temperature.
+
+        >>> run.check_layer(None)
+        'sem'
+        """
         layers = self.layers()
         if layer is None:
             layer = next(iter(bottlenecks.layers(self.recipe.bottleneck)), "encoder")
@@ -119,7 +136,11 @@ class Run:
         return layer
 
     def network(self, which: str = "online") -> Network:
-        """The online network, or the target network of methods that have one."""
+        """The online network, or the target network of methods that have one.
+
+        >>> run.network("target") is run.method.target
+        True
+        """
         if which == "online":
             return self.method.online
         if which != "target":
@@ -182,7 +203,11 @@ class Run:
         return classifier.of_run(self, name)
 
     def write_result(self, name: str, result: Record | dict[str, Any], path: Path | None = None) -> Path:
-        """Write a measurement as JSON, by default to ``results/name.json`` of the run."""
+        """Write a measurement as JSON, by default to ``results/name.json`` of the run.
+
+        >>> run.write_result("mine", {"protocol": "mine", "accuracy": 50.0}).name
+        'mine.json'
+        """
         path = Path(path or self.path / "results" / f"{name}.json")
         write_json(path, result.to_json() if isinstance(result, Record) else result)
         return path
@@ -214,7 +239,7 @@ def load_classifier(path: str | Path, device: str = "auto", encoder: nn.Module |
     ``encoder`` is as for ``load``.
 
     >>> load_classifier(run.path / "results/probe-encoder.safetensors").classes_[:2]
-    array(['triangle up', 'triangle down'], dtype='<U13')
+    array(['triangle', 'square'], dtype='<U8')
     """
     path = Path(path)
     if (path / "recipe.yaml").is_file():

@@ -262,7 +262,11 @@ class Registry(Generic[T]):
         return add
 
     def names(self) -> list[str]:
-        """Return the registered names, sorted."""
+        """Return the registered names, sorted.
+
+        >>> simplicia.methods.names()
+        ['barlow', 'byol', 'dino', 'moco', 'simclr', 'swav', 'vicreg']
+        """
         return sorted(self._classes)
 
     def get(self, name: str) -> type[T]:
@@ -272,7 +276,11 @@ class Registry(Generic[T]):
         return self._classes[name]
 
     def options(self, name: str) -> dict[str, Option]:
-        """Return the options of a class with their types, defaults, help texts and ranges."""
+        """Return the options of a class with their types, defaults, help texts and ranges.
+
+        >>> simplicia.methods.options("byol")["hidden"].default
+        4096
+        """
         return dict(list(options_of(self.get(name)).items())[self.arguments :])
 
     def create(self, name: str, *arguments: Any, **options: Any) -> T:
@@ -284,7 +292,11 @@ class Registry(Generic[T]):
         return self.get(name)(*arguments, **options)
 
     def converted(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert options from a file or a command line to their current names and types, in range."""
+        """Convert options from a file or a command line to their current names and types, in range.
+
+        >>> simplicia.methods.converted("byol", {"hidden": "64"})
+        {'hidden': 64}
+        """
         known, kind = self.options(name), f"option of {self.kind} {name!r}:"
         named = {current_name(option, known, kind): value for option, value in options.items()}
         return {option: known[option].convert(value, f"{name}.{option}") for option, value in named.items()}

@@ -226,7 +226,9 @@ def test_the_first_hour_from_a_labelled_folder_to_predictions(photos, tmp_path, 
     assert cli.main(f"pretrain byol-sem {data} --out run {small}".split()) == 0
     assert cli.main(["probe", "run", "--layer", "encoder", "--epochs", "20", "--quiet"]) == 0
     output = capsys.readouterr().out
-    assert "simplicia predict run/results/probe-quick-changed-encoder-epochs-20.safetensors" in " ".join(output.split())
+    assert "simplicia predict run/results/probe-quick-changed-encoder-epochs-20.safetensors" in " ".join(
+        output.split()
+    )
     saved = "run/results/probe-quick-changed-encoder-epochs-20.safetensors"
     for name, source in (("a.csv", saved), ("a.json", "run")):
         assert cli.main(["predict", source, "new", "--out", name, "--top", "2", "--quiet"]) == 0

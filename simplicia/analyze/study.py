@@ -63,6 +63,10 @@ def analyze(
     ``images`` is the most images to look at, ``fit_images`` the most training images for the linear
     classifiers (default: all; on a CPU 5,000). Returns the content of ``analysis.json``, and the folder. An
     existing analysis is repeated only if the checkpoint, the files or the options changed.
+
+    >>> analysis, folder = analyze(run, images=60, fit_images=100, quiet=True)
+    >>> folder.name
+    'analysis'
     """
     run = run.in_64_bits()
     name = datasets.identity(data or run.recipe.data)

@@ -181,6 +181,10 @@ def fit(
     """Train the grid on a part of the training images, choose on the rest, and retrain on all of them.
 
     With several seeds, choose by their mean validation accuracy.
+
+    >>> trained = fit(run, train, "encoder", ProbeSettings(epochs=1, lrs=(1.0,)))
+    >>> trained.classifier().predict(images).shape
+    (4,)
     """
     settings = settings or ProbeSettings()
     settings.validate()
@@ -244,6 +248,9 @@ def probe(
     """Test accuracy of the chosen probe, of the best at each temperature, and of each at all temperatures.
 
     ``keep`` is called with the classifier: ``keep=Classifier.save`` saves it to the run's results.
+
+    >>> probe(run, train, test, "encoder", ProbeSettings(epochs=1, lrs=(1.0,))).classes
+    20
     """
     start = time.monotonic()
     _, labels = check_classes(train, test)
