@@ -574,10 +574,14 @@ def test_training_views_may_be_smaller_than_evaluation_views(folder, tmp_path):
 
 
 def test_view_accepts_what_encode_accepts(run, folder):
-    """Also floats from 0 to 1 and image files; cached features follow changes of weights and pixels."""
+    """Also floats from 0 to 1, which are not rounded to 8 bits when they are resized, and image files.
+
+    Cached features follow changes of weights and pixels.
+    """
     images = simplicia.data.datasets.load("shapes", "test").images[:6]
     view = run.view(images)
-    assert torch.equal(run.view(images.float() / 255), view)
+    difference = (run.view(images.float() / 255) - view) * torch.tensor(run.state["std"])[:, None, None]
+    assert 0 < difference.abs().max() < 1 / 255
     assert run.view(sorted(folder.iterdir())[:1]).shape == view[:1].shape
     for call, words in (
         (lambda: run.encode(str(folder)), "is a folder; give its files"),
@@ -626,7 +630,7 @@ def test_encode_returns_each_layer(run, folder):
         (lambda run, tmp: run.encode(None), "images are a NoneType"),
         (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8), "codes", 0.1), "layer 'codes' takes none"),
         (lambda run, tmp: run.encode([torch.zeros(3, 8, 8), "a.png"]), "a.png cannot be read"),
-        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "r", loggers=("wandb",)), "none"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "r", loggers=("wandb",)), "loggers=()"),
         (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "r", **{"optim.lr": "inf"}), "finite"),
         (lambda run, tmp: run.encode([tmp / "none.png"]), "none.png"),
         (lambda run, tmp: run.network("teacher"), "target"),
