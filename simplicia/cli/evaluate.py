@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from simplicia.data.datasets import ImageSet
     from simplicia.run import Run
 
-ClassifierFile = Annotated[OutputFile | None, "file for the trained classifier (default: in the run)"]
+ClassifierFile = Annotated[
+    OutputFile | None, "file for the trained classifier (default: in the run, unless --json is given)"
+]
 TEST, TOP5 = ("test %", accuracy), ("top-5 %", "top5_accuracy")
 VALIDATION = ("validation %", "validation_accuracy")
 TUNED: list[Column] = [VALIDATION, TEST, ("mean of classes %", "mean_class_accuracy")]
@@ -55,7 +57,7 @@ class Measure(verbs.Images):
         table(title, columns, rows or [result])
         name = result_name(run, verb, result)
         echo(f"written to {run.write_result(name, result, self.json)}")
-        for classifier in trained or []:
+        for classifier in [] if self.json is not None and file is None else trained or []:
             path = classifier.save(file or run.path / "results" / f"{name}.safetensors")
             echo(f"the classifier is {path}; simplicia predict {shlex.quote(str(path))} PHOTOS uses it")
 
