@@ -11,18 +11,20 @@ from simplicia.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from simplicia import bottlenecks, encoders, losses, methods
-    from simplicia.api import pretrain
+    from simplicia.api import dry_run, pretrain
     from simplicia.estimator import RunTransformer as RunTransformer
-    from simplicia.run import load
+    from simplicia.run import load, load_classifier
     from simplicia.sem import SimplicialEmbedding, entropy, simplicial
 
 __all__ = [  # without RunTransformer, which imports scikit-learn
     "SimplicialEmbedding",
     "UserError",
     "bottlenecks",
+    "dry_run",
     "encoders",
     "entropy",
     "load",
+    "load_classifier",
     "losses",
     "methods",
     "pretrain",
@@ -32,8 +34,10 @@ __all__ = [  # without RunTransformer, which imports scikit-learn
 _MODULES = {  # where names are defined
     "RunTransformer": "simplicia.estimator",
     "SimplicialEmbedding": "simplicia.sem",
+    "dry_run": "simplicia.api",
     "entropy": "simplicia.sem",
     "load": "simplicia.run",
+    "load_classifier": "simplicia.run",
     "pretrain": "simplicia.api",
     "simplicial": "simplicia.sem",
 }

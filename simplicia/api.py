@@ -1,8 +1,9 @@
-"""``pretrain`` and ``load``: what most people need of the package."""
+"""``pretrain``, ``dry_run`` and ``load``: what most people need of the package."""
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,65 @@ from simplicia import devices
 from simplicia.distributed import from_leader, watched_peers
 from simplicia.errors import Interrupted
 from simplicia.progress import Progress, say
-from simplicia.run import Run, load
+from simplicia.run import Run, load, load_classifier
 from simplicia.train import auto, checkpoint, run_dir
 from simplicia.train.hooks import REQUEUE, Checkpoints, Logging, OnlineProbes, StopOnRequest, requeue
+from simplicia.train.plan import Plan
 from simplicia.train.recipe import Recipe
 from simplicia.train.run_dir import Log
 from simplicia.train.trainer import Hook, Trainer
 
-__all__ = ["load", "pretrain"]
+__all__ = ["Plan", "dry_run", "load", "load_classifier", "pretrain"]
 
 
 def pretrain(
-    recipe: Recipe | str,
+    recipe: Recipe | str | Path,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    processes: int | None = None,
+    engine: str = "auto",
+    download: bool = False,
+    quiet: bool = False,
+    **more: Any,
+) -> Run:
+    """Train a recipe (a name, or the path of a ``recipe.yaml``) into the folder ``out``, and return the run.
+
+    ``resume`` goes on from the newest checkpoint of ``out``; ``overwrite`` replaces the run there. torchrun
+    and srun say how many ``processes`` there are. Other keywords change settings, or are those of
+    ``train_into``:
+
+    * settings have the names of the command line: ``epochs=5``, ``sem={"vertices": 13}`` or, the same,
+      ``**{"sem.vertices": 13}``; a method's options have its name: ``byol={"hidden": 64}``.
+    * ``data`` is the name of a set or a folder; or images: arrays or tensors, NCHW or NHWC, grey or RGB; a
+      list of paths or PIL images; a data set of torch, torchvision or Hugging Face; an ImageSet.
+    * ``encoder`` is a name, or an ``nn.Module`` from images (N, 3, H, W) to (N, features). A copy of it is
+      trained: ``run.encoder``.
+
+    >>> import numpy as np
+    >>> images = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    >>> run = pretrain("byol-sem", data=images, epochs=1, sem={"simplices": 8}, out="runs/mine", quiet=True)
+    >>> run.finished, run.encode(images[:5]).shape
+    (True, torch.Size([5, 104]))
+    """
+    where: dict[str, Any] = {"device": device, "processes": processes, "engine": engine}
+    where |= {"download": download, "quiet": quiet}
+    if more.pop("dry_run", False):  # version 0.1 had no function for it
+        dry_run(recipe, out=out, resume=resume, **where, **more)
+        return None  # type: ignore[return-value]
+    hook_options = {HOOK_OPTIONS[name]: more.pop(name) for name in HOOK_OPTIONS if name in more}
+    with _prepared(recipe, out, resume, overwrite, more, **where) as (path, trainer, encoder):
+        quiet = quiet or not trainer.is_leader
+        train_into(path, trainer, resume=resume, overwrite=overwrite, quiet=quiet, **hook_options)
+    if trainer.is_leader:
+        return load(path, device, encoder)
+    return Run(path, trainer.recipe, trainer.method, trainer.state(math.nan) | {"step": trainer.done})
+
+
+def dry_run(
+    recipe: Recipe | str | Path,
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -30,35 +78,52 @@ def pretrain(
     engine: str = "auto",
     download: bool = False,
     quiet: bool = False,
-    dry_run: bool = False,
     **more: Any,
-) -> Run | None:
-    """Train a recipe (or the name of one, with changes) into the folder ``out``, and return the run.
+) -> Plan:
+    """Take three steps of what ``pretrain`` would do, and return (and print) what it would take.
 
-    ``data`` may be the name of a set, a folder, or images: a uint8 tensor or array (N, 3, H, W), an ImageSet.
-    ``resume`` goes on from the newest checkpoint of ``out``. ``dry_run`` reports what would happen, and
-    returns None. torchrun and srun say how many ``processes`` there are; only process 0 returns the run.
-    Other keywords are those of ``train_into``, or change settings, such as ``epochs=5``.
+    >>> plan = dry_run("shapes-byol-sem", epochs=1, image_size=16, quiet=True)
+    >>> plan.steps, plan.recipe.encoder
+    (78, 'tiny')
     """
+    more = {name: value for name, value in more.items() if name not in HOOK_OPTIONS}
+    where = {"device": device, "processes": processes, "engine": engine, "download": download}
+    with _prepared(recipe, out, resume, False, more, quiet=quiet, **where) as (_, trainer, _):
+        plan = trainer.dry_run()
+        say(str(plan).splitlines(), quiet or not trainer.is_leader)
+        return plan
+
+
+@contextmanager
+def _prepared(
+    recipe: Recipe | str | Path,
+    out: str | Path | None,
+    resume: bool,
+    overwrite: bool,
+    more: dict[str, Any],
+    *,
+    device: Any,
+    processes: Any,
+    engine: Any,
+    download: Any,
+    quiet: Any,
+) -> Iterator[tuple[Path, Trainer, Any]]:
+    """Where a run goes, its trainer, and the encoder that Python gave; watches the other processes meanwhile."""
     more.pop("allow_other_processes", None)  # any number is allowed since N processes equal one
-    hook_options = {HOOK_OPTIONS[name]: more.pop(name) for name in HOOK_OPTIONS if name in more}
-    images, changes = auto.images_from_memory(more)
+    data, encoder, changes = auto.from_python(more)
     processes = devices.process_count(processes)
-    resolved = run_dir.resolve(recipe, changes, out, resume, processes)
-    fabric = devices.launch(device, processes, resolved[1].precision)
+    chosen = run_dir.resolve(recipe, changes, out, resume, processes, overwrite)
+    fabric = devices.launch(device, processes, chosen[1].precision)
     quiet = quiet or fabric.global_rank > 0
     with watched_peers():
-        path, recipe = from_leader(lambda: resolved)
-        images, test_images = auto.training_images(recipe, images, download, quiet)
-        recipe, chosen = auto.resolve(recipe, images, fabric.device, processes)
-        is_new = from_leader(lambda: checkpoint.latest(path / "checkpoint") is None)
-        trainer = Trainer(recipe, images, fabric, engine, test_images, recipe.init if is_new else None)
-        say(trainer.describe(chosen), quiet)
-        if dry_run:
-            say(trainer.dry_run(), quiet)
-            return None
-        train_into(path, trainer, resume=resume, quiet=quiet, **hook_options)
-    return load(path, device=device) if fabric.global_rank == 0 else None
+        path, resolved = from_leader(lambda: chosen)
+        images, test_images = auto.training_images(resolved, data, download, quiet)
+        resolved, notes = auto.resolve(resolved, images, fabric.device, processes)
+        is_new = overwrite or from_leader(lambda: checkpoint.latest(path / "checkpoint") is None)
+        init = resolved.init if is_new else None
+        trainer = Trainer(resolved, images, fabric, engine, test_images, init, encoder)
+        say(trainer.describe(notes), quiet)
+        yield path, trainer, encoder
 
 
 # keywords of ``train_into`` that ``pretrain`` takes, by the names they have now and had before
@@ -71,6 +136,7 @@ def train_into(
     trainer: Trainer,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     quiet: bool = False,
     keep: int = checkpoint.KEEP,
     deadline: float = math.inf,
@@ -85,9 +151,11 @@ def train_into(
     SLURM job. The newest ``keep`` checkpoints stay. ``note`` is kept with what is trained now.
     ``on_online(epoch, accuracies)`` is called when online probes were measured; an exception it raises ends
     the run.
+
+    >>> run = pretrain("shapes-byol", epochs=1, image_size=8, out="runs/kept", keep=1, quiet=True)
     """
     from_leader(lambda: trainer.check_disk(path))
-    with run_dir.claimed(path, trainer.recipe, resume):
+    with run_dir.claimed(path, trainer.recipe, resume, overwrite):
         writer = checkpoint.Writer(path / "checkpoint", keep)
         trainer.resume_from(path, note)
         recipe, done = trainer.recipe, trainer.done

@@ -4,9 +4,11 @@ Every encoder maps images (N, 3, H, W) to pooled features (N, out_features). Our
 torchvision's names, so state_dicts are interchangeable.
 """
 
+import copy
 import difflib
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from simplicia.errors import UserError, unknown
@@ -20,18 +22,28 @@ _RESNETS: dict[str, dict] = {
     # three narrow stages at half the resolution: for CPUs, the demo and the tests
     "tiny": {"bottleneck": False, "depths": (1, 1, 1), "width": 32, "stem_stride": 2},
 }
+GIVEN = "given"  # the encoder's name in a run that got it from Python
+# what is said of the tiny encoder where it is chosen and exported
+NOT_THEIRS = " (of Simplicia only; torchvision and timm load resnet18: --encoder resnet18)"
 # a block's input, separately for its convolutions and its shortcut
 Forked = tuple[Tensor, Tensor]
 
 
 def names() -> list[str]:
-    """Return the built-in encoders; any name of ``timm.list_models()`` works too."""
+    """Return the built-in encoders; any name of ``timm.list_models()`` works too.
+
+    >>> names()
+    ['resnet18', 'resnet50', 'resnet50x2', 'resnet50x4', 'tiny']
+    """
     return list(_RESNETS)
 
 
 def check(name: str) -> None:
-    """Raise a UserError if no encoder has this name."""
-    if name in names():
+    """Raise a UserError if no encoder has this name.
+
+    >>> check("resnet18")
+    """
+    if name in names() or name == GIVEN:
         return
     import timm
 
@@ -46,13 +58,17 @@ def create(
     stem: Literal["small", "imagenet"] = "small",
     stem_padding: int = 1,
     pretrained: bool = False,
-    **options,
+    **options: Any,
 ) -> nn.Module:
     """Build an encoder with ``.out_features``.
 
     ``stem`` and ``stem_padding`` apply to the built-in ResNets: "small" is a 3x3 convolution without pooling
     (the paper's code pads by 2), "imagenet" the usual 7x7 with pooling. Other names are timm models
     ("timm/resnet50" for timm's ResNet); timm gets ``pretrained`` and ``options``.
+
+    >>> encoder = create("resnet18", stem="small")
+    >>> encoder(torch.randn(2, 3, 32, 32)).shape, encoder.out_features
+    (torch.Size([2, 512]), 512)
     """
     if name in _RESNETS:
         if pretrained:
@@ -66,7 +82,32 @@ def create(
 
     check(name)
     model = timm.create_model(name.removeprefix("timm/"), pretrained=pretrained, num_classes=0, **options)
-    return _TimmEncoder(model)
+    width: Any = getattr(model, "head_hidden_size", None) or model.num_features
+    return _OtherEncoder(model, int(width))
+
+
+def wrap(module: nn.Module, size: int) -> nn.Module:
+    """A copy of any module that maps images (N, 3, size, size) to (N, features), as an encoder.
+
+    >>> wrap(nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16)), 8).out_features
+    16
+    """
+    given = "the encoder"
+    module = copy.deepcopy(module).cpu()
+    trained = module.training
+    try:
+        with torch.no_grad():
+            features = module.eval()(torch.zeros(2, 3, size, size))
+    except Exception as error:  # the user's own code
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{given} takes no images (N, 3, {size}, {size}): {why}") from error
+    finally:
+        module.train(trained)
+    shape = tuple(getattr(features, "shape", ()))
+    if len(shape) != 2 or shape[0] != 2:
+        found = f"shape {shape}" if shape else f"type {type(features).__name__}"
+        raise UserError(f"{given} gives features of {found} for 2 images; they must be (N, features)")
+    return _OtherEncoder(module, shape[1])
 
 
 class ResNet(nn.Module):
@@ -112,7 +153,11 @@ class ResNet(nn.Module):
         return x.mean((2, 3))
 
     def blocks(self) -> list[Any]:
-        """Return all residual blocks, first to last."""
+        """Return all residual blocks, first to last.
+
+        >>> len(create("tiny").blocks())
+        3
+        """
         return [block for i in range(self.stages) for block in getattr(self, f"layer{i + 1}")]
 
 
@@ -145,13 +190,12 @@ class _Block(nn.Module):
         return activate(getattr(self, f"bn{i}"), getattr(self, f"conv{i}")(y), residual)
 
 
-class _TimmEncoder(nn.Module):
-    """A timm model without its classifier."""
+class _OtherEncoder(nn.Module):
+    """A timm model without its classifier, or a module of the user's."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: nn.Module, out_features: int):
         super().__init__()
-        self.model = model
-        self.out_features = int(getattr(model, "head_hidden_size", None) or model.num_features)
+        self.model, self.out_features = model, out_features
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)

@@ -14,8 +14,45 @@ DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 DISK_TROUBLE = re.compile("disk is full|disk I/O error|readonly database|GB free")
 
 
-class UserError(ValueError):
-    """Wrong input. The command line prints the message and exits with status 2."""
+at_terminal = False  # whether the command line runs, whose messages name options as it does: --resume
+FLAGS = ("resume", "overwrite", "download", "quiet", "allow-other-processes", "corrupt", "retry", "again")
+OPTION = re.compile(
+    r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|none|resnet18|\d+)\b)?"
+)
+
+
+class _Spoken(Exception):
+    def __str__(self) -> str:
+        return spoken(super().__str__())
+
+
+class UserError(_Spoken, ValueError):
+    """Wrong input. The command line prints the message and exits with status 2.
+
+    Messages name options as the command line does; called from Python, they name Python's keywords:
+
+    >>> print(UserError("runs/a holds a run; add --resume to continue it, or give another --out"))
+    runs/a holds a run; add resume=True to continue it, or give another out
+    """
+
+
+def spoken(message: str) -> str:
+    """A message about options of the command line, with Python's keywords if Python was called.
+
+    >>> spoken("give --batch-size 64 or less, or --device cpu")
+    "give batch_size=64 or less, or device='cpu'"
+    """
+    if at_terminal:
+        return message
+
+    def keyword(match: re.Match[str]) -> str:
+        option, value = match.groups()
+        name = option.replace("-", "_")
+        if value is None:
+            return f"{name}=True" if option in FLAGS else name
+        return f"{name}={'()' if value == 'none' else value if value.isdecimal() else repr(value)}"
+
+    return OPTION.sub(keyword, message)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
@@ -39,7 +76,7 @@ class Busy(UserError):
     """Another process is training the run."""
 
 
-class Diverged(RuntimeError):
+class Diverged(_Spoken, RuntimeError):
     """The loss or the weights are no longer finite."""
 
 

@@ -19,6 +19,9 @@ class RunTransformer(TransformerMixin, BaseEstimator):
     ``run`` is a folder that ``pretrain`` wrote, or a loaded run; images and the other parameters are those of
     ``Run.encode``. Fitting loads the run and learns nothing. Codes are a sparse one-hot matrix with a column
     for each vertex of each simplex, other layers are arrays.
+
+    >>> RunTransformer(run, layer="codes").fit_transform(images).shape
+    (4, 104)
     """
 
     def __init__(
@@ -34,19 +37,32 @@ class RunTransformer(TransformerMixin, BaseEstimator):
         self.network, self.batch_size, self.device = network, batch_size, device
 
     def fit(self, images: Any = None, y: Any = None) -> "RunTransformer":
+        """Load the run and check the layer; nothing is learned from the images.
+
+        >>> RunTransformer(run).fit().layer_
+        'sem'
+        """
         self.run_ = self.run if isinstance(self.run, Run) else load(self.run, self.device)
         self.layer_ = self.run_.check_layer(self.layer, self.temperature)
         return self
 
     def transform(self, images: Iterable[Any]) -> Any:
-        """(N, features): an array, or a sparse matrix of codes."""
+        """(N, features): an array, or a sparse matrix of codes.
+
+        >>> RunTransformer(run, "encoder").fit().transform(images).shape
+        (4, 128)
+        """
         check_is_fitted(self)
         encoded = self.run_.encode(images, self.layer_, self.temperature, self.network, self.batch_size)
         bottleneck: Any = self.run_.network(self.network).bottleneck
         return sparse_codes(encoded, bottleneck.vertices) if self.layer_ == "codes" else encoded.numpy()
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Names such as "simplex1_vertex1" for simplices and codes, or "encoder1" for other layers."""
+        """Names such as "simplex1_vertex1" for simplices and codes, or "encoder1" for other layers.
+
+        >>> RunTransformer(run).fit().get_feature_names_out()[-1]
+        'simplex7_vertex12'
+        """
         check_is_fitted(self)
         net: Any = self.run_.network(self.network)
         if self.layer_ in ("sem", "codes"):

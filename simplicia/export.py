@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from simplicia.errors import UserError
+from simplicia.encoders import NOT_THEIRS
+from simplicia.errors import UserError, spoken
 from simplicia.files import write_file
+from simplicia.progress import say
 from simplicia.provenance import commit
 from simplicia.representation import represent
 
@@ -55,12 +57,17 @@ def export(
     """Write the run's encoder, or all that leads to a layer, to a file; its extension says how.
 
     ``layer`` and ``temperature`` are as in ``run.encode``; the weights alone are the encoder's.
+
+    >>> run.export("codes.pt2", layer="codes").name
+    'codes.pt2'
     """
     path = Path(path)
     if path.suffix not in WRITERS:
         raise UserError(f"{path} ends in {path.suffix!r}; an export ends in {', '.join(WRITERS)}")
     if path.suffix == ".safetensors":
         layer = layer or "encoder"
+        if run.recipe.encoder == "tiny":
+            say([f"{path.name} has the weights of encoder tiny{spoken(NOT_THEIRS)}"])
         if layer != "encoder":
             raise UserError(
                 f"{path.name} can hold the encoder's weights only; layer {layer!r} takes .pt2 or .onnx"
@@ -134,3 +141,4 @@ WRITERS: dict[str, Callable[[Exported, dict[str, Any]], bytes]] = {
     ".pt2": _program,
     ".onnx": _onnx,
 }
+PROGRAMS = (".pt2", ".onnx")  # which go from pixels to an output

@@ -42,6 +42,10 @@ def nt_xent(z1: Tensor, z2: Tensor, temperature: float | Tensor = 0.2) -> Tensor
     """SimCLR: each of the 2N embeddings must find its other view among the 2N - 1 others.
 
     -log( exp(cos(z_i, z_i')/T) / sum_{k != i} exp(cos(z_i, z_k)/T) ), mean over all anchors.
+
+    >>> z = torch.eye(4)
+    >>> nt_xent(z, z, temperature=0.2) < nt_xent(z, z.flip(0), temperature=0.2)
+    tensor(True)
     """
     z1, z2 = F.normalize(z1, dim=-1), F.normalize(z2, dim=-1)
     gathered = torch.cat([gather(z1), gather(z2)])
@@ -57,6 +61,9 @@ def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float | Ten
     """MoCo: a query must find its key among the keys of a queue (D, K) with unit columns.
 
     -log( exp(cos(q, k)/T) / (exp(cos(q, k)/T) + sum_j exp(<q, queue_j>/T)) ); key and queue get no gradient.
+
+    >>> info_nce(torch.eye(2), torch.eye(2), queue=torch.zeros(2, 3), temperature=1.0)
+    tensor(0.7437)
     """
     query, key = F.normalize(query, dim=-1), F.normalize(key.detach(), dim=-1)
     positive = (query * key).sum(-1, keepdim=True)
@@ -66,7 +73,11 @@ def info_nce(query: Tensor, key: Tensor, queue: Tensor, temperature: float | Ten
 
 @_full_precision
 def byol(prediction: Tensor, target: Tensor) -> Tensor:
-    """BYOL, one direction: mean of 2 - 2 cos(prediction, target); the target gets no gradient."""
+    """BYOL, one direction: mean of 2 - 2 cos(prediction, target); the target gets no gradient.
+
+    >>> byol(torch.eye(2), torch.eye(2)), byol(torch.eye(2), -torch.eye(2))
+    (tensor(0.), tensor(4.))
+    """
     return average(2 - 2 * F.cosine_similarity(prediction, target.detach(), dim=-1).mean())
 
 
@@ -76,6 +87,10 @@ def barlow_twins(z1: Tensor, z2: Tensor, lamb: float = 0.0051, scale: float = 0.
 
     scale * ( sum_i (1 - C_ii)^2 + lamb * sum_{i != j} C_ij^2 ), C = s(z1)^T s(z2) / N, s standardising each
     feature over the batch (biased variance, eps 1e-5).
+
+    >>> z = torch.randn(64, 8)
+    >>> barlow_twins(z, z) < barlow_twins(z, z.flip(0))
+    tensor(True)
     """
     z1, z2 = (F.batch_norm(gather(z), None, None, training=True, eps=1e-5) for z in (z1, z2))
     correlation = z1.T @ z2 / len(z1)
@@ -90,6 +105,9 @@ def vicreg(z1: Tensor, z2: Tensor, sim: float = 25.0, var: float = 25.0, cov: fl
 
     sim * mse(z1, z2) + var * sum_views mean_d relu(1 - sqrt(Var_d + 1e-4))
     + cov * sum_views sum_{i != j} Cov_ij^2 / D
+
+    >>> vicreg(torch.zeros(8, 4), torch.zeros(8, 4))  # collapsed: only the variance counts
+    tensor(49.5000)
     """
     z1, z2 = gather(z1), gather(z2)
     if len(z1) < 2:
@@ -109,6 +127,9 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tens
     """Soft assignments (N, K) near softmax(scores / epsilon) that use all K prototypes equally.
 
     Computes in logarithms: exp(scores / epsilon) overflows float32 at a score of 4.4.
+
+    >>> sinkhorn(torch.zeros(4, 2)).sum(1)
+    tensor([1., 1., 1., 1.])
     """
     log_q = scores / epsilon
     for _ in range(iterations):
@@ -131,6 +152,10 @@ def swav(
 
     Mean of the two swaps of -sum_k q_k log softmax(scores / T)_k. Queues are scores of earlier samples (the
     same in every process); they join the assignment only.
+
+    >>> scores = torch.eye(3)
+    >>> swav(scores, scores) < swav(scores, scores.flip(0))
+    tensor(True)
     """
 
     def assign(scores: Tensor, queue: Tensor | None) -> Tensor:
@@ -160,6 +185,10 @@ def dino(
 
     Mean of the two crossed directions of -sum_k softmax((t - center)/T_t)_k log softmax(s/T_s)_k; the teacher
     gets no gradient.
+
+    >>> s, center = torch.eye(3), torch.zeros(3)
+    >>> dino(s, s, s, s, center) < dino(s, s, s.flip(0), s.flip(0), center)
+    tensor(True)
     """
 
     def direction(teacher: Tensor, student: Tensor) -> Tensor:

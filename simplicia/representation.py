@@ -9,6 +9,8 @@ from simplicia.bottlenecks.vq import Quantiser
 from simplicia.methods.base import Network
 from simplicia.sem import Temperature, simplicial
 
+LAYERS = ("encoder", "embedder", "sem", "quantised", "bottleneck", "codes")  # in the order of computation
+
 
 def represent(
     network: Network, features: Tensor, layer: str, temperature: Temperature | None = None

@@ -1,32 +1,35 @@
 """A run: the folder that pre-training leaves, and the trained model in it."""
 
 import copy
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from simplicia import bottlenecks
-from simplicia.data.augmentation import center_crop, eval_view
+from simplicia import bottlenecks, classifier
+from simplicia.classifier import Classifier, Preprocessing
+from simplicia.data import inputs
 from simplicia.devices import choose, seeded
 from simplicia.errors import UserError, unknown
 from simplicia.export import export as export_run
 from simplicia.methods import Method
 from simplicia.methods.base import Network
-from simplicia.representation import represent
+from simplicia.representation import LAYERS, represent
 from simplicia.result import Record, write_json
-from simplicia.sem import Temperature
+from simplicia.sem import SimplicialEmbedding, Temperature
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 
-LAYERS = ("encoder", "embedder", "sem", "quantised", "bottleneck", "codes")  # in the order of computation
-
 
 class Run:
-    """A finished or unfinished run. ``run.encode(images)`` gives its representation of images."""
+    """A finished or unfinished run. ``run.encode(images)`` gives its representation of images.
+
+    >>> run = load(run.path)
+    >>> run.encode(images).shape
+    torch.Size([4, 104])
+    """
 
     def __init__(self, path: Path, recipe: Recipe, method: Method, state: dict[str, Any]):
         self.path, self.recipe, self.method, self.state = path, recipe, method.eval(), state
@@ -50,19 +53,72 @@ class Run:
     def device(self) -> torch.device:
         return next(self.method.parameters()).device
 
+    @property
+    def encoder(self) -> nn.Module:
+        """The trained encoder: normalised images (N, 3, H, W), as ``run.view`` gives, to (N, features).
+
+        >>> run.encoder(run.view(images)).shape
+        torch.Size([4, 128])
+        """
+        return self.method.online.encoder
+
+    @property
+    def sem(self) -> SimplicialEmbedding:
+        """The trained simplicial embedding, from the encoder's features to probabilities.
+
+        >>> run.sem(run.encoder(run.view(images))).shape
+        torch.Size([4, 104])
+        """
+        bottleneck: Any = self.method.online.bottleneck
+        if not isinstance(bottleneck, SimplicialEmbedding):
+            raise UserError(f"{self.path} has no SEM: its bottleneck is {self.recipe.bottleneck!r}")
+        return bottleneck
+
+    def to(self, device: str | torch.device) -> "Run":
+        """Move the run to a device, as ``nn.Module.to`` does, and return it.
+
+        >>> run.to("cpu").device
+        device(type='cpu')
+        """
+        self.method.to(choose(str(device)))
+        self.features.clear()
+        return self
+
+    @torch.no_grad()
+    def __call__(self, images: Any) -> Tensor:
+        """The default representation of a batch, on the run's device and without gradients.
+
+        >>> run(images).shape
+        torch.Size([4, 104])
+        """
+        net = self.network()
+        return represent(net, net.encoder(self.view(images)), self.check_layer(None))
+
     def in_64_bits(self) -> "Run":
-        """The run, copied to the CPU if it is on an Apple GPU, which has no float64."""
+        """The run, copied to the CPU if it is on an Apple GPU, which has no float64.
+
+        >>> run.in_64_bits() is run  # on a CPU
+        True
+        """
         if self.device.type != "mps":
             return self
         return Run(self.path, self.recipe, copy.deepcopy(self.method).cpu(), self.state)
 
     def layers(self) -> tuple[str, ...]:
-        """The layers that ``encode`` offers, from the encoder on."""
+        """The layers that ``encode`` offers, from the encoder on.
+
+        >>> run.layers()
+        ('encoder', 'embedder', 'sem', 'codes')
+        """
         available = ("encoder", *bottlenecks.layers(self.recipe.bottleneck))
         return tuple(layer for layer in LAYERS if layer in available)
 
     def check_layer(self, layer: str | None, temperature: Temperature | None = None) -> str:
-        """The given layer, or the default one; a UserError if the run lacks it or it takes no temperature."""
+        """The given layer, or the default one; a UserError if the run lacks it or it takes no temperature.
+
+        >>> run.check_layer(None)
+        'sem'
+        """
         layers = self.layers()
         if layer is None:
             layer = next(iter(bottlenecks.layers(self.recipe.bottleneck)), "encoder")
@@ -80,7 +136,11 @@ class Run:
         return layer
 
     def network(self, which: str = "online") -> Network:
-        """The online network, or the target network of methods that have one."""
+        """The online network, or the target network of methods that have one.
+
+        >>> run.network("target") is run.method.target
+        True
+        """
         if which == "online":
             return self.method.online
         if which != "target":
@@ -94,7 +154,7 @@ class Run:
     @torch.no_grad()
     def encode(
         self,
-        images: Tensor | Iterable[Any],
+        images: Any,
         layer: str | None = None,
         temperature: Temperature | None = None,
         network: str = "online",
@@ -102,9 +162,12 @@ class Run:
     ) -> Tensor:
         """Representations of images, (N, features) on the CPU; codes are (N, simplices) integers.
 
-        ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images; the encoder
-        sees their ``view``. ``layer`` is one of ``run.layers()``, by default the bottleneck's output: "sem"
-        for a run with SEM. ``temperature`` is for "sem", by default the run's own.
+        ``images``: what ``pretrain`` takes as ``data``, except names and folders; a DataLoader; or a single
+        image. The encoder sees their ``view``. ``layer`` is one of ``run.layers()``, by default the
+        bottleneck's output: "sem" for a run with SEM. ``temperature`` is for "sem", by default the run's own.
+
+        >>> run.encode(images, "codes").shape  # a code for each of 8 simplices
+        torch.Size([4, 8])
         """
         layer = self.check_layer(layer, temperature)
         if isinstance(temperature, np.number):
@@ -112,30 +175,52 @@ class Run:
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         net = self.network(network)
-        batches = as_images(images, self.recipe.actual_decode_size).split(batch_size)
+        batches = inputs.batches(images, self.recipe.actual_decode_size, batch_size)
         features = (net.encoder(self.view(batch)) for batch in batches)
         return torch.cat([represent(net, x, layer, temperature).cpu() for x in features])
 
     export = export_run
 
-    def view(self, images: Tensor | Iterable[Any]) -> Tensor:
-        """Images as the encoder sees them: centre squares, normalised.
+    def view(self, images: Any) -> Tensor:
+        """Images as the encoder sees them: centre squares, normalised. ``images`` are those of ``encode``.
 
         A run with a larger ``decode_size`` sees the middle of these.
+
+        >>> run.view(images).shape
+        torch.Size([4, 3, 16, 16])
         """
-        size = self.recipe.actual_decode_size
-        square = center_crop(as_images(images, size).to(self.device), size)
-        return eval_view(square, self.recipe.image_size, self.state["mean"], self.state["std"])
+        return Preprocessing.of(self)(images, self.device)
+
+    def classifier(self, name: str | None = None) -> Classifier:
+        """A classifier that ``simplicia probe``, ``finetune`` or ``semi`` saved with the run.
+
+        ``name`` is that of its file in ``results``, such as "probe-sem"; by default the newest one.
+
+        >>> classifier = run.classifier("probe-encoder")
+        >>> classifier.predict(images).shape
+        (4,)
+        """
+        return classifier.of_run(self, name)
 
     def write_result(self, name: str, result: Record | dict[str, Any], path: Path | None = None) -> Path:
-        """Write a measurement as JSON, by default to ``results/name.json`` of the run."""
+        """Write a measurement as JSON, by default to ``results/name.json`` of the run.
+
+        >>> run.write_result("mine", {"protocol": "mine", "accuracy": 50.0}).name
+        'mine.json'
+        """
         path = Path(path or self.path / "results" / f"{name}.json")
         write_json(path, result.to_json() if isinstance(result, Record) else result)
         return path
 
 
-def load(path: str | Path, device: str = "auto") -> Run:
-    """A run from its folder, strictly: a key that does not match is an error."""
+def load(path: str | Path, device: str = "auto", encoder: nn.Module | None = None) -> Run:
+    """A run from its folder, strictly: a key that does not match is an error.
+
+    ``encoder``: for a run that was trained with an ``nn.Module``, one of the same class; it gets the weights.
+
+    >>> load(run.path).finished
+    True
+    """
     path, newest = Path(path), checkpoint.newest_of(path)
     recipe = read_yaml(path / "recipe.yaml")
     tensors, state = checkpoint.read(newest)
@@ -143,54 +228,29 @@ def load(path: str | Path, device: str = "auto") -> Run:
         if key not in state:
             raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
     with seeded(0, torch.device("cpu")):  # initial weights, which are replaced
-        method = recipe.build()
+        method = recipe.build(encoder)
     checkpoint.load_into(method, checkpoint.method_tensors(tensors), newest)
     return Run(path, recipe, method.to(choose(device)), state)
 
 
-def as_images(images: Tensor | Iterable[Any], size: int) -> Tensor:
-    """Pixels, paths or PIL images as one uint8 tensor (N, 3, H, W); files are decoded at ``size``."""
-    if isinstance(images, np.ndarray):  # of paths or PIL images, or of pixels
-        images = images.tolist() if images.dtype.kind in "OUS" else _tensor(images)
-    if isinstance(images, str | Path) or hasattr(images, "convert"):
-        images = [images]
-    if not isinstance(images, Iterable):
-        raise UserError(f"images are a {type(images).__name__}; give a tensor, paths or PIL images")
-    if not isinstance(images, Tensor):
-        images = list(images)
-        if not images:
-            raise UserError("there are no images to encode")
-        are_pixels = all(isinstance(image, Tensor | np.ndarray) for image in images)
-        shapes = {tuple(image.shape) for image in images} if are_pixels else set()
-        if len(shapes) > 1:
-            given = f"images are of several shapes, such as {sorted(shapes)[:2]}"
-            raise UserError(f"{given}; give them one by one")
-        images = torch.stack([_tensor(image) if are_pixels else _read(image, size) for image in images])
-    batch = images[None] if images.dim() == 3 else images
-    if batch.is_floating_point() and batch.numel() and batch.min() >= 0 and batch.max() <= 1:
-        batch = (batch * 255).round().to(torch.uint8)
-    if batch.dim() != 4 or batch.shape[1] != 3 or batch.dtype != torch.uint8:
-        given = f"{tuple(images.shape)} {images.dtype}".replace("torch.", "")
-        raise UserError(f"images are {given}; they must be (N, 3, H, W), uint8 or from 0 to 1")
-    return batch
+def load_classifier(path: str | Path, device: str = "auto", encoder: nn.Module | None = None) -> Classifier:
+    """A classifier from its file, or the newest of a run. A probe's file loads its run's encoder with it.
 
+    ``encoder`` is as for ``load``.
 
-def _tensor(image: Any) -> Tensor:
-    """A tensor or an array; torch takes no array with negative strides, nor a read-only one."""
-    return torch.from_numpy(image.copy()) if isinstance(image, np.ndarray) else image
-
-
-def _read(image: Any, size: int) -> Tensor:
-    """A path or a PIL image as (3, size, size) uint8."""
-    from simplicia.data.image_files import decode, to_square
-
-    opened = hasattr(image, "convert")
-    if not opened and not isinstance(image, str | Path):
-        raise UserError(f"an image is a {type(image).__name__}; give paths, PIL images or tensors, all alike")
-    if not opened and Path(image).is_dir():
-        raise UserError(f"{str(image)!r} is a folder; give its files, or use simplicia encode")
-    try:
-        square, _ = to_square(image, size) if opened else decode(Path(image), size)
-    except Exception as error:  # Pillow raises nearly every exception there is
-        raise UserError(f"{image} cannot be read as an image: {error}") from error
-    return torch.tensor(square).permute(2, 0, 1)
+    >>> load_classifier(run.path / "results/probe-encoder.safetensors").classes_[:2]
+    array(['triangle', 'square'], dtype='<U8')
+    """
+    path = Path(path)
+    if (path / "recipe.yaml").is_file():
+        return load(path, device, encoder).classifier()
+    about, tensors = classifier.read(path)
+    if about.recipe is not None:
+        return classifier.build(path, about, tensors, encoder).to(choose(device))
+    folder = path.resolve().parent.parent
+    if not (folder / "recipe.yaml").is_file():
+        raise UserError(
+            f"{path} holds no encoder, and is not in the results of its run, {about.run!r}; save it with a "
+            "path of your own (--classifier), which writes everything"
+        )
+    return classifier.attach(load(folder, device, encoder), path, about, tensors)

@@ -25,6 +25,11 @@ def simplicial(x: Tensor, vertices: int, temperature: Temperature = 1.0) -> Tens
 
     Temperature 0 gives the one-hot argmax. A float is checked; a tensor is trusted to be positive and never
     branched on, so it can be scheduled inside a captured step. It may be 0-d or broadcast to (..., L, 1).
+
+    >>> simplicial(torch.tensor([0.0, 0.0, 3.0, 3.0]), vertices=2)
+    tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    >>> simplicial(torch.tensor([0.0, 1.0, 3.0, 2.0]), vertices=2, temperature=0)
+    tensor([0., 1., 1., 0.])
     """
     groups = _groups(x, vertices)
     if not isinstance(temperature, Tensor):
@@ -46,6 +51,9 @@ def entropy(probabilities: Tensor, vertices: int) -> Tensor:
     """Entropy of each simplex in nats: (..., L*V) -> (..., L), from 0 (one-hot) to ln V (uniform).
 
     Value and gradient are finite at probability 0.
+
+    >>> entropy(torch.tensor([0.5, 0.5, 0.9, 0.1]), vertices=2)
+    tensor([0.6931, 0.3251])
     """
     p = _groups(probabilities, vertices)
     wide = p.float() if p.dtype in _HALF else p
@@ -82,7 +90,11 @@ class Embedder(nn.Module):
         self.norm = _NORMS[norm](self.out_features)
 
     def logits(self, h: Tensor) -> Tensor:
-        """The normalised embedding before the softmax."""
+        """The normalised embedding before the softmax.
+
+        >>> SimplicialEmbedding(16, simplices=4, vertices=3).logits(torch.randn(2, 16)).shape
+        torch.Size([2, 12])
+        """
         if h.dim() == 2:
             return self.norm(self.embedder(h))
         flat = self.norm(self.embedder(h.reshape(-1, h.shape[-1])))  # BatchNorm1d takes (N, D)
@@ -92,7 +104,11 @@ class Embedder(nn.Module):
         return self.logits(h)
 
     def codes(self, h: Tensor) -> Tensor:
-        """The index of the largest entry of each simplex: (..., in_features) -> (..., simplices)."""
+        """The index of the largest entry of each simplex: (..., in_features) -> (..., simplices).
+
+        >>> SimplicialEmbedding(16, simplices=4, vertices=3).codes(torch.randn(2, 16)).shape
+        torch.Size([2, 4])
+        """
         return _groups(self.logits(h), self.vertices).argmax(-1)
 
     def extra_repr(self) -> str:
@@ -103,6 +119,10 @@ class SimplicialEmbedding(Embedder):
     """Drop-in simplicial embedding: (..., in_features) -> (..., simplices * vertices).
 
     Embeds with a linear layer, normalises, and applies a softmax with a temperature to each simplex.
+
+    >>> sem = SimplicialEmbedding(16, simplices=4, vertices=3, temperature=0.1)
+    >>> sem(torch.randn(2, 16)).view(2, 4, 3).sum(-1).allclose(torch.ones(2, 4))
+    True
     """
 
     def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:

@@ -151,16 +151,19 @@ def from_dict(values: Any, cls: type[T], prefix: str = "") -> T:
     """Build settings from what ``as_dict`` returned; a UserError for an unknown name or a wrong type."""
     values = convert(values, dict, prefix.rstrip(".") or "the recipe")
     options = options_of(cls)
+    default = options["method"].default if "method" in options else None
+    values = _spelled(cls, values, values.get("method", default))
     named = {current_name(name, options, prefix=prefix): value for name, value in values.items()}
     return cls(**{name: convert(value, options[name].type, prefix + name) for name, value in named.items()})
 
 
 def with_changes(settings: T, changes: Mapping[str, Any], prefix: str = "") -> T:
-    """Copy settings and change some: ``{"epochs": 5, "sem.vertices": 13, "sem": {"blocks": 8}}``."""
+    """Copy settings and change some: ``{"epochs": 5, "sem.vertices": 13, "byol": {"hidden": 64}}``."""
     options = options_of(type(settings))
     after: Any = settings
     if "method" in options and changes.get("method", after.method) != after.method:
         after = dataclasses.replace(after, options={})  # options belong to the method they were given for
+    changes = _spelled(type(settings), changes, changes.get("method", getattr(after, "method", None)))
     for path, value in changes.items():
         head, _, rest = path.partition(".")
         name = current_name(head, options, prefix=prefix)
@@ -175,6 +178,11 @@ def with_changes(settings: T, changes: Mapping[str, Any], prefix: str = "") -> T
         value = {**before, **value} if isinstance(before, dict) else value
         after = dataclasses.replace(after, **{name: value})
     return after
+
+
+def _spelled(cls: Any, values: Mapping[str, Any], method: Any) -> Mapping[str, Any]:
+    """The settings as the class spells them, if it says so: "byol.hidden" is "options.hidden"."""
+    return cls.spelled(values, method) if hasattr(cls, "spelled") else values
 
 
 def convert(value: Any, hint: Any, name: str) -> Any:
@@ -255,7 +263,11 @@ class Registry(Generic[T]):
         return add
 
     def names(self) -> list[str]:
-        """Return the registered names, sorted."""
+        """Return the registered names, sorted.
+
+        >>> simplicia.methods.names()
+        ['barlow', 'byol', 'dino', 'moco', 'simclr', 'swav', 'vicreg']
+        """
         return sorted(self._classes)
 
     def get(self, name: str) -> type[T]:
@@ -265,7 +277,11 @@ class Registry(Generic[T]):
         return self._classes[name]
 
     def options(self, name: str) -> dict[str, Option]:
-        """Return the options of a class with their types, defaults, help texts and ranges."""
+        """Return the options of a class with their types, defaults, help texts and ranges.
+
+        >>> simplicia.methods.options("byol")["hidden"].default
+        4096
+        """
         return dict(list(options_of(self.get(name)).items())[self.arguments :])
 
     def create(self, name: str, *arguments: Any, **options: Any) -> T:
@@ -277,7 +293,11 @@ class Registry(Generic[T]):
         return self.get(name)(*arguments, **options)
 
     def converted(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert options from a file or a command line to their current names and types, in range."""
+        """Convert options from a file or a command line to their current names and types, in range.
+
+        >>> simplicia.methods.converted("byol", {"hidden": "64"})
+        {'hidden': 64}
+        """
         known, kind = self.options(name), f"option of {self.kind} {name!r}:"
         named = {current_name(option, known, kind): value for option, value in options.items()}
         return {option: known[option].convert(value, f"{name}.{option}") for option, value in named.items()}

@@ -16,7 +16,13 @@ MOST = 50  # simplices and groups that a summary lists
 
 
 class Atlas:
-    """Counts the classes that vertices fire on, batch by batch. Without labels all images are one class."""
+    """Counts the classes that vertices fire on, batch by batch. Without labels all images are one class.
+
+    >>> atlas = Atlas(simplices=8, vertices=13)
+    >>> atlas.add(run.encode(images, "codes"), run.encode(images))
+    >>> atlas.images
+    4
+    """
 
     def __init__(self, simplices: int, vertices: int, classes: int = 1, device: torch.device | str = "cpu"):
         self.shape = simplices, vertices, classes

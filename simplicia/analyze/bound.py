@@ -48,6 +48,9 @@ def expressivity(vertices: Number, temperature: Number, margin: Number) -> Any:
 
     (1/(1+(V-1)a) - 1/(1+(V-1)b))^2 + (V-1) (b/(b+1+(V-2)a) - a/(a+1+(V-2)b))^2 with a = exp(-2/temperature)
     and b = exp(-margin/temperature). Temperature 0 gives the limit, which is 0 for any margin above 0.
+
+    >>> round(expressivity(vertices=13, temperature=1.0, margin=0.5), 3)
+    0.451
     """
     v = vertices
     a, b, difference = _odds(temperature, margin)
@@ -59,7 +62,11 @@ def expressivity(vertices: Number, temperature: Number, margin: Number) -> Any:
 
 @_elementwise
 def expressivity_base(vertices: Number, margin: Number) -> Any:
-    """The expressivity without the softmax: no coordinate can differ by more than 2 - margin, and all can."""
+    """The expressivity without the softmax: no coordinate can differ by more than 2 - margin, and all can.
+
+    >>> expressivity_base(vertices=13, margin=0.5)
+    29.25
+    """
     return vertices * (2 - margin) ** 2
 
 
@@ -71,6 +78,9 @@ def expressivity_supremum(vertices: Any, temperature: Any, margin: Any) -> Any:
     corners have each p_j at a p_1 or b p_1. A distance is convex, so it is largest between two corners, and
     by symmetry only how many components are at b in the one (k), in the other (m) and in both counts. The
     squared distance falls with the number in both, so that is as small as it can be.
+
+    >>> expressivity_supremum(13, 1.0, 0.5) <= expressivity(13, 1.0, 0.5)
+    True
     """
     if vertices.dim() or vertices != vertices.round():
         raise UserError(f"vertices is {vertices}; the supremum takes one integer")

@@ -59,12 +59,20 @@ def coherence(weight: Array, superclass: Array, k: int) -> float:
 
     Two shared features make one neighbour. A class without neighbours counts as 0: it is one of the C that
     the mean divides by, and shares nothing with its superclass. A weight of exactly 0 links nothing.
+
+    >>> weight = torch.tensor([[3.0, 2, 0, 0], [2, 3, 0, 0], [0, 0, 3, 2], [0, 0, 2, 3]])
+    >>> coherence(weight, torch.tensor([0, 0, 1, 1]), k=2)
+    1.0
     """
     return coherence_curve(weight, superclass, k)[0][-1]
 
 
 def coherence_curve(weight: Array, superclass: Array, most: int) -> tuple[list[float], list[int]]:
-    """Coherence for each k from 1 to ``most``, and how many classes have no neighbour then."""
+    """Coherence for each k from 1 to ``most``, and how many classes have no neighbour then.
+
+    >>> coherence_curve(torch.eye(2), torch.tensor([0, 1]), most=2)
+    ([0.0, 0.0], [2, 2])
+    """
     from scipy.sparse import csr_array
 
     groups = torch.as_tensor(superclass).cpu().numpy()
@@ -99,6 +107,10 @@ def coherence_graph(weight: Array, k: int, classes: Sequence[str] = ()) -> "netw
 
     Nodes are "class i" (``bipartite`` 0, ``index`` and, if given, ``name``) and "feature j" (``bipartite``
     1); edges carry the ``weight``.
+
+    >>> graph = coherence_graph(torch.tensor([[3.0, 0], [2.0, 0]]), k=1, classes=["cat", "dog"])
+    >>> sorted(graph.nodes)
+    ['class 0', 'class 1', 'feature 0']
     """
     import networkx
 
@@ -212,6 +224,10 @@ def ica(features: Tensor, components: int, seed: int = 0, iterations: int = 500)
     """Components (N, components) of features (N, features), each of unit variance, and the fitted transform.
 
     scikit-learn's FastICA on whitened features. Components are known up to order and sign.
+
+    >>> components, transform = ica(torch.rand(200, 5), components=2)
+    >>> components.shape, transform(torch.rand(3, 5)).shape
+    (torch.Size([200, 2]), torch.Size([3, 2]))
     """
     from sklearn.decomposition import FastICA
     from sklearn.exceptions import ConvergenceWarning

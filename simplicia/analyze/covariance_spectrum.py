@@ -17,6 +17,9 @@ def spectrum(features: Tensor, top: int | None = None) -> Tensor:
     The covariance is (1/N) sum (z - mean)(z - mean)^T, as in the paper's appendix. Its singular values are
     those of the Gram matrix (N, N) as well, apart from zeros, so the smaller of the two is decomposed. With
     ``top``, only that many, by a randomised method: for when both N and D are large.
+
+    >>> spectrum(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    tensor([1., 0.], dtype=torch.float64)
     """
     if features.dim() != 2 or 0 in features.shape:
         raise ValueError(f"features are {tuple(features.shape)}; they must be (N, D), at least one of each")
@@ -46,6 +49,9 @@ def effective_rank(values: Tensor) -> float:
 
     ``values`` are of the covariance; their roots are, up to a factor, the singular values of the features,
     which is the definition the training log uses too.
+
+    >>> round(effective_rank(torch.ones(5)), 6)
+    5.0
     """
     roots = values.double().clamp_min(0).sqrt()
     shares = roots / roots.sum().clamp_min(1e-12)

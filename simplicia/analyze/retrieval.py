@@ -16,6 +16,10 @@ def nearest(
 
     ``rows`` are the codes (N, L) of all images, or features (N, D) with ``neighbours.cosine``; ``queries``
     the indices of some of them. Of equally similar images the lower index comes first.
+
+    >>> codes = torch.tensor([[0, 1], [0, 1], [2, 2]])
+    >>> nearest(codes, torch.tensor([0]), k=1)
+    (tensor([[1]]), tensor([[1.]]))
     """
     scores = similarity(rows[queries], rows)
     scores.scatter_(1, queries[:, None], -torch.inf)  # an image is not its own neighbour

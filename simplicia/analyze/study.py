@@ -19,7 +19,7 @@ from simplicia.analyze.covariance_spectrum import layer_spectrum
 from simplicia.analyze.entropy import entropy_histogram
 from simplicia.analyze.report_data import Analysis
 from simplicia.analyze.retrieval import chance, nearest, precision
-from simplicia.data import datasets
+from simplicia.data import datasets, inputs
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
@@ -30,7 +30,7 @@ from simplicia.neighbours import cosine
 from simplicia.progress import Progress, plural
 from simplicia.provenance import versions
 from simplicia.representation import represent
-from simplicia.run import Run, as_images
+from simplicia.run import Run
 from simplicia.sem import simplicial
 
 FIT_ON_CPU = 5000  # training images: minutes instead of an hour for 65,000 features
@@ -64,6 +64,10 @@ def analyze(
     ``images`` is the most images to look at, ``fit_images`` the most training images for the linear
     classifiers (default: all; on a CPU 5,000). Returns the content of ``analysis.json``, and the folder. An
     existing analysis is repeated only if the checkpoint, the files or the options changed.
+
+    >>> analysis, folder = analyze(run, images=60, fit_images=100, quiet=True)
+    >>> folder.name
+    'analysis'
     """
     run = run.in_64_bits()
     name = datasets.identity(data or run.recipe.data)
@@ -377,7 +381,8 @@ def _originals(data: ImageSet, indices: list[int]) -> Tensor:
     if not (data.files and data.source) or min(images.shape[2:]) >= TILE:
         return images
     try:
-        return torch.cat([as_images([Path(data.source, data.files[index])], TILE) for index in indices])
+        paths = [Path(data.source, data.files[index]) for index in indices]
+        return torch.cat(list(inputs.batches(paths, TILE, BATCH)))
     except UserError:  # files that are gone, or have changed
         return images
 

@@ -1,6 +1,7 @@
 """simplicia probe, knn, compare, transfer, finetune, semi, robustness: measure runs."""
 
 import json as json_format
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,10 +13,14 @@ from simplicia.errors import UserError, unknown
 from simplicia.progress import plural
 
 if TYPE_CHECKING:
+    from simplicia.classifier import Classifier
     from simplicia.data.datasets import ImageSet
     from simplicia.run import Run
 
 SHARED = "layer data data_dir device json network quiet"  # options that --help shows
+ClassifierFile = Annotated[
+    OutputFile | None, "file for the trained classifier (default: in the run, unless --json is given)"
+]
 TEST, TOP5 = ("test %", accuracy), ("top-5 %", "top5_accuracy")
 VALIDATION = ("validation %", "validation_accuracy")
 TUNED: list[Column] = [VALIDATION, TEST, ("mean of classes %", "mean_class_accuracy")]
@@ -36,12 +41,26 @@ class Measure(verbs.Images):
 
         return load_labelled(run, self.data, self.data_dir)
 
-    def finish(self, run: "Run", verb: str, result: Any, title: str, columns: Any, rows: Any = None) -> None:
-        """Print the table of a result, write the result, and print where."""
+    def finish(
+        self,
+        run: "Run",
+        verb: str,
+        result: Any,
+        title: str,
+        columns: Any,
+        rows: Any = None,
+        trained: "list[Classifier] | None" = None,
+        file: Path | None = None,
+    ) -> None:
+        """Print the table of a result, write it and the classifier it trained, and print where."""
         from simplicia.evaluate.make_result import result_name
 
         table(title, columns, rows or [result])
-        echo(f"written to {run.write_result(result_name(run, verb, result), result, self.json)}")
+        name = result_name(run, verb, result)
+        echo(f"written to {run.write_result(name, result, self.json)}")
+        for classifier in [] if self.json is not None and file is None else trained or []:
+            path = classifier.save(file or run.path / "results" / f"{name}.safetensors")
+            echo(f"the classifier is {path}; simplicia predict {shlex.quote(str(path))} PHOTOS uses it")
 
 
 def _chosen_preset(parser: verbs.Parser, words: list[str]) -> Any:
@@ -56,6 +75,7 @@ def probe(
     settings: Settings,
     *,
     preset: Annotated[str, "quick, or the paper's cifar or imagenet"] = "quick",
+    classifier: ClassifierFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Measure the accuracy of a run by an offline linear probe.
@@ -69,8 +89,9 @@ def probe(
     _check_temperatures(settings, layer)
     run.network(given.network)
     train, test = given.labelled(run)
+    trained: list[Classifier] = []
     with progress_bar(layer, how, quiet) as progress:
-        result = probe(run, train, test, layer, how, given.network, progress)
+        result = probe(run, train, test, layer, how, given.network, progress, trained.append)
     result = result.replace(**preset_details(preset, how))
     if (matrix := result["temperature_matrix"]) is not None:
         titles = ["trained at", *(f"tested at {temperature:g}" for temperature in matrix["tested_at"])]
@@ -84,7 +105,7 @@ def probe(
     title = f"offline linear probe, {layer}, {_images(result)}, {result['network']} network"
     chosen = [{**row, **row["selected"]} for row in result["per_temperature"] or [result.to_json()]]
     columns = ["temperature", "lr", ("L1", "l1"), ("L2", "l2"), VALIDATION, TEST, TOP5]
-    given.finish(run, protocol, result, title, columns, chosen)
+    given.finish(run, protocol, result, title, columns, chosen, trained, classifier)
 
 
 def _images(result: Any) -> str:
@@ -173,7 +194,9 @@ def transfer(
 
 
 @verb("finetune RUN", "evaluate.finetune:FinetuneSettings", f"{SHARED} lrs epochs steps classifier")
-def finetune(given: Measure, settings: Settings, *, quiet: Quiet = False) -> None:
+def finetune(
+    given: Measure, settings: Settings, *, classifier: ClassifierFile = None, quiet: Quiet = False
+) -> None:
     """Train the encoder further with the labels of another data set.
 
     Embedder and a new classifier are trained too. The learning rate is chosen on validation images; then
@@ -185,9 +208,11 @@ def finetune(given: Measure, settings: Settings, *, quiet: Quiet = False) -> Non
     how, run = settings.checked(), load_run(given.run, given.device)
     layer = trainable_layer(run, given.layer)
     sets = load_splits(run, given.data, given.data_dir, how.validation, how.seed)
-    result = finetune(run, sets, layer, how, given.network, quiet)
+    trained: list[Classifier] = []
+    result = finetune(run, sets, layer, how, given.network, quiet, trained.append)
     title = f"fine-tuned on {result['dataset']}, {layer}, {plural(result['steps'], 'step')}"
-    given.finish(run, "finetune", result, title, [("learning rate", "lr"), *TUNED])
+    columns: list[Column] = [("learning rate", "lr"), *TUNED]
+    given.finish(run, "finetune", result, title, columns, None, trained, classifier)
 
 
 @verb("semi RUN", "evaluate.finetune:SemiSettings", f"{SHARED} fraction list_ lrs epochs classifier")
@@ -196,6 +221,7 @@ def semi(
     settings: Settings,
     *,
     list_: Annotated[Path | None, "file of the labelled images' names, one a line (default: drawn)"] = None,
+    classifier: ClassifierFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Train the encoder further with a small share of the labels.
@@ -208,11 +234,12 @@ def semi(
     if list_ is not None and "fraction" in settings.changes:
         raise UserError("--list names the labelled images and --fraction draws them; give one of the two")
     layer = trainable_layer(run, given.layer)
-    result = semi(run, *given.labelled(run), layer, how, list_, given.network, quiet)
+    trained: list[Classifier] = []
+    result = semi(run, *given.labelled(run), layer, how, list_, given.network, quiet, trained.append)
     labels = plural(result["labelled_images"], "label")
     title = f"{labels} of {result['dataset']}, {layer}: {result['labelled_list']}"
     columns = [("learning rate", "lr"), "epochs", "temperature", *TUNED, TOP5]
-    given.finish(run, "semi", result, title, columns)
+    given.finish(run, "semi", result, title, columns, None, trained, classifier)
 
 
 def _chosen_probe(parser: verbs.Parser, words: list[str]) -> Any:

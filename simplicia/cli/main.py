@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import simplicia
+from simplicia import errors
 from simplicia.cli.verbs import VERBS
 from simplicia.errors import (
     Diverged,
@@ -23,13 +24,13 @@ from simplicia.errors import (
 from simplicia.progress import close_live
 
 # in the order of the help; each registers one verb or a few
-MODULES = "demo pretrain evaluate encode analyze reproduce bound bench cost lists"
+MODULES = "demo pretrain evaluate predict encode analyze reproduce bound bench cost lists"
 TASKS = {  # the verbs of ``simplicia --help`` by what one wants to do
     "First steps": "demo recipes datasets methods",
     "Train": "pretrain sweep",
     "Measure": "probe knn transfer finetune semi robustness compare",
     "Look inside": "analyze report bound",
-    "Use": "encode export",
+    "Use": "encode predict export",
     "Repeat the paper": "reproduce",
     "Costs": "cost bench",
 }
@@ -52,6 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     same command continues. 130, 143: interrupted, terminated.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    with _options_in_messages():
+        return _run(words)
+
+
+def _run(words: list[str]) -> int:
     try:
         with _raise_on_sigterm():
             try:
@@ -75,6 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             return _complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
         raise
+
+
+@contextmanager
+def _options_in_messages() -> Iterator[None]:
+    """Let errors name options as the command line does; elsewhere they name Python's keywords."""
+    before, errors.at_terminal = errors.at_terminal, True
+    try:
+        yield
+    finally:
+        errors.at_terminal = before
 
 
 @contextmanager

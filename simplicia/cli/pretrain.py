@@ -120,12 +120,17 @@ def pretrain(
 
     Every setting of the recipe is an option.
     """
+    from simplicia.distributed import rank
+
     check_used(settings)
     if given.resume and out and not Path(out, "recipe.yaml").exists():
         say([f"there is no run in {out} to resume: a new one begins"])
-    options: Any = {"out": out, "processes": processes, "dry_run": dry_run, **vars(given), **settings.changes}
+    options: Any = {"out": out, "processes": processes, **vars(given), **settings.changes}
+    if dry_run:
+        simplicia.dry_run(recipe, **options)
+        return
     run = simplicia.pretrain(recipe, **options)
-    if run is not None:
+    if rank() == 0:
         steps, seconds = plural(run.step, "step"), decimals(run.state["seconds"], 0)
         echo(f"{run.path}: {steps} in {seconds} s, loss {run.state['loss']:.4f}")
         echo(f"next: simplicia {_next(run)}")

@@ -268,7 +268,7 @@ def normalise(images: Tensor, mean: Triple, std: Triple) -> Tensor:
 
 
 def eval_view(images: Tensor, size: int, mean: Triple, std: Triple) -> Tensor:
-    """The deterministic evaluation view of uint8 images: (N, 3, size, size), normalised.
+    """The deterministic evaluation view of images, uint8 or from 0 to 1: (N, 3, size, size), normalised.
 
     Images of that size are not cropped. The short side of others is resized (bicubic, antialiased) to 8/7 of
     size, as 256 is of 224, before a center crop.
@@ -286,7 +286,10 @@ def eval_view(images: Tensor, size: int, mean: Triple, std: Triple) -> Tensor:
 
 
 def center_crop(images: Tensor, size: int) -> Tensor:
-    """Center-crop uint8 images to squares and resize these, as ``image_files.decode`` does with files."""
+    """Center-crop images to squares and resize these, as ``image_files.decode`` does with files.
+
+    uint8 images stay uint8, floats from 0 to 1 keep their precision.
+    """
     height, width = images.shape[2:]
     if (height, width) == (size, size):
         return images
@@ -294,6 +297,8 @@ def center_crop(images: Tensor, size: int) -> Tensor:
     top, left = (height - short) // 2, (width - short) // 2
     square = images[:, :, top : top + short, left : left + short].float()
     resized = F.interpolate(square, (size, size), mode="bicubic", antialias=True)
+    if images.is_floating_point():
+        return resized.clamp(0, 1)
     return resized.round().clamp(0, 255).to(torch.uint8)
 
 
@@ -308,11 +313,11 @@ def center_crop_squeezed(images: Tensor, aspect_ratios: Tensor) -> Tensor:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 images with values in [0, 1]."""
-    if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
+    """uint8 images with values in [0, 1]; float32 images, which have them already, as they are."""
+    if images.ndim != 4 or images.shape[1] != 3 or images.dtype not in (torch.uint8, torch.float32):
         given = f"{images.dtype} of shape {tuple(images.shape)}"
         raise UserError(f"the images are {given}; they must be torch.uint8 of shape (N, 3, H, W)")
-    return images.to(torch.get_default_dtype()) / 255
+    return images if images.is_floating_point() else images.to(torch.get_default_dtype()) / 255
 
 
 def check_output(size: int, mean: Triple, std: Triple) -> None:

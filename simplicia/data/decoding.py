@@ -106,6 +106,11 @@ def suitable_size(files: list[Path]) -> int:
             continue
         if len(sides) == 64:
             break
+    return largest_size(sides)
+
+
+def largest_size(sides: list[int]) -> int:
+    """The largest of `SIZES` up to the median of the short sides of images, or the smallest."""
     median = float(np.median(sides)) if sides else 0
     return max((size for size in SIZES if size <= median), default=SIZES[0])
 

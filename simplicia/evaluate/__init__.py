@@ -4,6 +4,7 @@
 """
 
 from simplicia.evaluate.knn import knn
-from simplicia.evaluate.probe import ProbeSettings, probe
+from simplicia.evaluate.probe import ProbeSettings, fit, probe
 
+probe.fit = fit  # type: ignore[attr-defined]  # the function has the name of its module, which it hides
 __all__ = ["ProbeSettings", "knn", "probe"]

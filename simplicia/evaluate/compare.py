@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from simplicia.errors import UserError
 from simplicia.evaluate.make_result import join_values
 from simplicia.progress import plural, say
+from simplicia.representation import LAYERS
 from simplicia.result import Result, is_number, read_results
-from simplicia.run import LAYERS
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 from simplicia.train.run_dir import read_log

@@ -14,7 +14,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from simplicia.classifier import Classifier, Scorer, make
 from simplicia.data import datasets
 from simplicia.data.augmentation import Views, ViewSettings
 from simplicia.data.datasets import ImageSet, held_out, part
@@ -104,7 +105,7 @@ class Trial(NamedTuple):
         return {key: value for key, value in self._asdict().items() if value is not None}
 
 
-class Classifier(nn.Module):
+class Tuned(nn.Module):
     """Copies of a run's encoder and, with a temperature, of its embedder, and a new linear layer.
 
     Takes the softmax itself: a run with bottleneck "embed" has an embedder that was trained without one.
@@ -125,6 +126,12 @@ class Classifier(nn.Module):
             features = simplicial(logits, self.bottleneck.vertices, self.temperature)
         return self.head(features)
 
+    def scorer(self, layer: str) -> Scorer:
+        """The trained model as a classifier's."""
+        return Scorer(
+            self.encoder, self.bottleneck, layer, self.temperature, self.head.weight.T, self.head.bias
+        )
+
 
 def tune(
     run: Run,
@@ -134,7 +141,7 @@ def tune(
     network: str = "online",
     label: str = "fine-tuning",
     quiet: bool = True,
-) -> Classifier:
+) -> Tuned:
     """Train a classifier; the result depends on the arguments alone, including the seed."""
     device, on_gpu = run.device, run.device.type == "cuda"
     memory_format = torch.channels_last if on_gpu else torch.contiguous_format
@@ -145,7 +152,7 @@ def tune(
     views = Views(crops, run.recipe.image_size, *map(tuple, statistics))
     steps = trial.total_steps(len(train), settings.batch_size)
     with seeded(settings.seed, device), closing(Progress(label, steps, 0, quiet)) as bar:
-        model = Classifier(run, len(train.classes), trial.temperature, network)
+        model = Tuned(run, len(train.classes), trial.temperature, network)
         model = model.to(device).to(memory_format=memory_format).train()
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):  # the paper keeps max(1 - 10 / s, 0.9)
@@ -169,17 +176,17 @@ def tune(
 
 
 @torch.no_grad()
-def predict(run: Run, model: Classifier, images: Tensor) -> Tensor:
+def predict(run: Run, model: Tuned, images: Tensor) -> Tensor:
     """Scores of images on the CPU; those of a model that diverged are not finite."""
     return torch.cat([model(run.view(batch)).float() for batch in images.split(256)]).cpu()
 
 
 def search(
     run: Run, sets: Splits, layer: str, trials: list[Trial], settings: TuneSettings, network: str, quiet: bool
-) -> tuple[Tensor, dict[str, Any]]:
+) -> tuple[Tuned, Tensor, dict[str, Any]]:
     """Train every trial on train, choose on val, train the chosen one on both, and test it once.
 
-    Returns the scores of the test images, and what a result says about the training.
+    Returns the model, the scores of the test images, and what a result says about the training.
     """
     start = time.monotonic()
     train, val = sets.train, sets.val
@@ -199,19 +206,23 @@ def search(
     scores = predict(run, model, sets.test.images)
     if not scores.isfinite().all():
         raise UserError(f"fine-tuning {run.path} on all images diverged; lower lrs would do")
-    return scores, {
-        **rows[best],
-        "layer": layer,
-        "network": network,
-        "steps": trials[best].total_steps(len(both), settings.batch_size),
-        "tune_batch_size": settings.batch_size,
-        "weight_decay": settings.weight_decay,
-        "schedule": "cosine",
-        "seeds": [settings.seed],
-        "changed": changed_settings(settings),
-        "trials": rows,
-        "seconds": time.monotonic() - start,
-    }
+    return (
+        model,
+        scores,
+        {
+            **rows[best],
+            "layer": layer,
+            "network": network,
+            "steps": trials[best].total_steps(len(both), settings.batch_size),
+            "tune_batch_size": settings.batch_size,
+            "weight_decay": settings.weight_decay,
+            "schedule": "cosine",
+            "seeds": [settings.seed],
+            "changed": changed_settings(settings),
+            "trials": rows,
+            "seconds": time.monotonic() - start,
+        },
+    )
 
 
 def finetune(
@@ -221,16 +232,21 @@ def finetune(
     settings: FinetuneSettings | None = None,
     network: str = "online",
     quiet: bool = True,
+    keep: Callable[[Classifier], Any] = lambda classifier: None,
 ) -> Result:
-    """Test accuracy of the fine-tuned run, through SEM if it has one, or of its encoder (``layer``)."""
+    """Test accuracy of the fine-tuned run, through SEM if it has one, or of its encoder (``layer``).
+
+    ``keep`` is called with the classifier, as that of ``probe``.
+    """
     settings = settings or FinetuneSettings()
     settings.validate()
     labels = sets.check()
     layer = trainable_layer(run, layer)
     temperature = settings.temperature if layer == "sem" else None
     trials = [Trial(lr, settings.steps, temperature) for lr in settings.lrs]
-    scores, details = search(run, sets, layer, trials, settings, network, quiet)
+    model, scores, details = search(run, sets, layer, trials, settings, network, quiet)
     details |= sets.details() | accuracies(scores.argmax(1), labels) | {"selected": {"lr": details["lr"]}}
+    keep(make(run, "finetune", model.scorer(layer), sets.train.classes, network, details["accuracy"]))
     return make_result(run, "transfer, fine-tuned", sets.train, sets.test, **details)
 
 
@@ -243,8 +259,12 @@ def semi(
     names: Path | None = None,
     network: str = "online",
     quiet: bool = True,
+    keep: Callable[[Classifier], Any] = lambda classifier: None,
 ) -> Result:
-    """Top-1 and top-5 test accuracy after fine-tuning on a share of the labels, or on a list of images."""
+    """Top-1 and top-5 test accuracy after fine-tuning on a share of the labels, or on a list of images.
+
+    ``keep`` is called with the classifier, as that of ``probe``.
+    """
     settings = settings or SemiSettings()
     settings.validate()
     layer = trainable_layer(run, layer)
@@ -258,7 +278,7 @@ def semi(
     temperatures = settings.temperatures if layer == "sem" else (None,)
     grid = itertools.product(settings.epochs, settings.lrs, temperatures)
     trials = [Trial(lr, None, temperature, epochs) for epochs, lr, temperature in grid]
-    scores, details = search(run, sets, layer, trials, settings, network, quiet)
+    model, scores, details = search(run, sets, layer, trials, settings, network, quiet)
     top5 = int((scores.topk(5).indices == labels[:, None]).sum()) if scores.shape[1] > 5 else None
     # a setting with a single candidate was not selected
     several = [key for key in trials[0].as_dict() if len({row[key] for row in details["trials"]}) > 1]
@@ -273,6 +293,7 @@ def semi(
         "fraction": len(labelled) / len(train),
         "labelled_images": len(labelled),
     }
+    keep(make(run, "semi", model.scorer(layer), train.classes, network, details["accuracy"]))
     return make_result(run, "semi-supervised, fine-tuned", train, test, **details)
 
 

@@ -26,7 +26,11 @@ def knn(
     vote_temperature: float = 0.07,
     network: str = "online",
 ) -> Result:
-    """Test accuracy of the votes of the k nearest training images, by cosine; for codes by their overlap."""
+    """Test accuracy of the votes of the k nearest training images, by cosine; for codes by their overlap.
+
+    >>> knn(run, train, test, "codes")["k"]
+    20
+    """
     start = time.monotonic()
     labels, test_labels = check_classes(train, test)
     if k < 1:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from simplicia.classifier import Classifier, Scorer, make
 from simplicia.data.datasets import ImageSet, held_out
 from simplicia.errors import UserError, unknown
 from simplicia.evaluate.features import check_classes, check_labels
@@ -113,6 +114,7 @@ class TrainedProbes:
     validation_images: int
     classes: int
     probes: list[Probes]  # per seed: weight (temperatures, features, classes), bias
+    names: tuple[str, ...]  # of the classes
 
     @property
     def best(self) -> int:
@@ -148,6 +150,13 @@ class TrainedProbes:
         details = self.details() | self.choice(self.best)
         return FittedProbe(self.run, classifiers, self.classes, "linear probe by SGD", details)
 
+    def classifier(self, accuracy: float | None = None) -> Classifier:
+        """The probe at the chosen temperature, of the first seed, as a classifier of images."""
+        net = self.run.network(self.network)
+        weight, bias = (part[self.best] for part in self.probes[0])
+        model = Scorer(net.encoder, net.bottleneck, self.layer, self.temperatures[self.best], weight, bias[0])
+        return make(self.run, "probe", model, self.names, self.network, accuracy)
+
     def test(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Find the correct images, and count those among the first five.
 
@@ -175,6 +184,10 @@ def fit(
     """Train the grid on a part of the training images, choose on the rest, and retrain on all of them.
 
     With several seeds, choose by their mean validation accuracy.
+
+    >>> trained = fit(run, train, "encoder", ProbeSettings(epochs=1, lrs=(1.0,)))
+    >>> trained.classifier().predict(images).shape
+    (4,)
     """
     settings = settings or ProbeSettings()
     settings.validate()
@@ -215,7 +228,7 @@ def fit(
     check_finite(torch.stack([each.finite(classes) for each in probes]))
     accuracies = [100 * count / (len(choose_on) * len(seeds)) for count in best.values.tolist()]
     about = run, settings, layer, network, temperatures
-    return TrainedProbes(*about, chosen, accuracies, len(choose_on), classes, probes)
+    return TrainedProbes(*about, chosen, accuracies, len(choose_on), classes, probes, images.classes)
 
 
 @contextmanager
@@ -233,8 +246,15 @@ def probe(
     settings: ProbeSettings | None = None,
     network: str = "online",
     progress: OnEpoch = lambda done, total: None,
+    keep: Callable[[Classifier], Any] = lambda classifier: None,
 ) -> Result:
-    """Test accuracy of the chosen probe, of the best at each temperature, and of each at all temperatures."""
+    """Test accuracy of the chosen probe, of the best at each temperature, and of each at all temperatures.
+
+    ``keep`` is called with the classifier: ``keep=Classifier.save`` saves it to the run's results.
+
+    >>> probe(run, train, test, "encoder", ProbeSettings(epochs=1, lrs=(1.0,))).classes
+    20
+    """
     start = time.monotonic()
     _, labels = check_classes(train, test)
     trained = fit(run, train, layer, settings, network, progress)
@@ -252,6 +272,7 @@ def probe(
         accuracies = (100 * first.double().mean(0) / len(test)).tolist()
         matrix = {"trained_at": temperatures, "tested_at": temperatures, "accuracy": accuracies}
         values |= {"per_temperature": rows, "temperature_matrix": matrix}
+    keep(trained.classifier(values["accuracy"]))
     seconds = time.monotonic() - start
     return make_result(run, "offline linear probe", train, test, **values, seconds=seconds)
 

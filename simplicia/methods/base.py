@@ -216,13 +216,26 @@ converted = _METHODS.converted
 
 
 def register(name: str, recipe: Mapping[str, Any] | None = None) -> Callable[[Entry], Entry]:
-    """Register a method, with the recipe settings it recommends, such as ``{"optim.lr": 0.5}``."""
+    """Register a method, with the recipe settings it recommends, such as ``{"optim.lr": 0.5}``.
+
+    >>> @register("mine", recipe={"optim.lr": 0.5})
+    ... class Mine(Method):
+    ...     def loss(self, views, branches):
+    ...         return (branches[0].projection - branches[1].projection).square().mean()
+    >>> recommended("mine")
+    {'optim.lr': 0.5}
+    >>> del _METHODS._classes["mine"], _RECOMMENDED["mine"]
+    """
     _RECOMMENDED[name] = dict(recipe or {})
     return _METHODS.register(name)
 
 
 def recommended(name: str) -> dict[str, Any]:
-    """Return the recipe settings that a method recommends; empty for most."""
+    """Return the recipe settings that a method recommends; empty for most.
+
+    >>> recommended("byol")
+    {}
+    """
     _METHODS.get(name)
     return _RECOMMENDED[name]
 
@@ -234,5 +247,12 @@ def create(
     second_temperature: Temperature | None = None,
     **options: Any,
 ) -> Method:
-    """Build a method. ``second_temperature`` is the paper's tau' (None: the bottleneck's temperature)."""
+    """Build a method. ``second_temperature`` is the paper's tau' (None: the bottleneck's temperature).
+
+    >>> encoder = simplicia.encoders.create("tiny")
+    >>> sem = simplicia.bottlenecks.create("sem", encoder.out_features, simplices=8)
+    >>> method = create("byol", encoder, sem, hidden=16, out=8)
+    >>> method([torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16)]).loss.shape
+    torch.Size([])
+    """
     return _METHODS.create(name, encoder, bottleneck, second_temperature, **options)

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
 
 from simplicia import encoders
-from simplicia.data import datasets
+from simplicia.data import datasets, inputs
 from simplicia.data.datasets import ImageSet
-from simplicia.errors import UserError
+from simplicia.errors import UserError, spoken
 from simplicia.progress import Counter, plural
 from simplicia.train.recipe import Recipe
 
@@ -28,39 +27,36 @@ OPEN = {
 }
 
 
-def images_from_memory(changes: dict[str, Any]) -> tuple[ImageSet | None, dict[str, Any]]:
-    """Images given as ``data=`` from Python, if there are any, and the changes that name them."""
-    data = changes.get("data", "")
-    if isinstance(data, str | os.PathLike):
-        return None, changes
-    changes = {**changes, "data": datasets.MEMORY}
-    if isinstance(data, ImageSet):
-        return data, changes
-    if isinstance(data, np.ndarray) and data.dtype == np.uint8:
-        data = torch.from_numpy(np.ascontiguousarray(data))
-    if not isinstance(data, Tensor):
-        kind = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise UserError(
-            f"data is {kind}; give a name, a folder, a uint8 tensor or array (N, 3, H, W), or an ImageSet"
-        )
-    return ImageSet(datasets.MEMORY, data.cpu().contiguous()), changes
+def from_python(changes: dict[str, Any]) -> tuple[Any, nn.Module | None, dict[str, Any]]:
+    """Images and an encoder given as objects, if there are any, and the changes that name them."""
+    data, encoder, named = changes.get("data"), changes.get("encoder"), dict(changes)
+    if "data" in changes and not isinstance(data, str | os.PathLike):
+        named["data"] = datasets.MEMORY
+    if isinstance(encoder, nn.Module):
+        named["encoder"] = encoders.GIVEN
+    elif encoder == encoders.GIVEN:
+        raise UserError("the encoder came from Python; give encoder=module, as when the run was trained")
+    is_module, is_data = named.get("encoder") == encoders.GIVEN, named.get("data") == datasets.MEMORY
+    return data if is_data else None, encoder if is_module else None, named
 
 
-def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> ImageSet:
-    """The images of a recipe, as training takes them."""
+def load_images(recipe: Recipe, split: str, download: bool, quiet: bool, given: Any = None) -> ImageSet:
+    """The images of a recipe, or those ``given`` from Python, as training takes them."""
     size = datasets.decoded_size(recipe.data, recipe.actual_decode_size)
     if recipe.decode_size and size is None:
         raise UserError(f"decode_size is for image files; {recipe.data} has a size of its own")
     keep_aspect = recipe.keep_aspect and split == "train"  # test images are seen as they are measured
     with closing(Counter("reading images", quiet)) as bar:
+        if given is not None:
+            return inputs.image_set(given, size or 0, keep_aspect, bar.update)
         return datasets.load(recipe.data, split, recipe.data_dir, download, size, bar.update, keep_aspect)
 
 
 def training_images(
-    recipe: Recipe, images: ImageSet | None, download: bool, quiet: bool
+    recipe: Recipe, given: Any, download: bool, quiet: bool
 ) -> tuple[ImageSet, Callable[[], ImageSet]]:
     """The images to train on, and a function that loads those that online probes are tested on."""
-    train = load_images(recipe, "train", download, quiet) if images is None else images
+    train = load_images(recipe, "train", download, quiet, given)
     if not recipe.holdout:
         return train, lambda: load_images(recipe, "test", False, quiet=True)
     train, held_out = datasets.split(train, recipe.holdout)
@@ -104,6 +100,8 @@ def resolve(
         chosen["batch_size"] = max(batch - batch % processes, 2 * processes)
     recipe = dataclasses.replace(recipe, **chosen)  # type: ignore[arg-type]
     notes = [f"{name} {value}" for name, value in chosen.items()]
+    if chosen.get("encoder") == "tiny":
+        notes[list(chosen).index("encoder")] += spoken(encoders.NOT_THEIRS)
     if recipe.sem.simplices == 0:
         simplices = 256 if recipe.encoder == "tiny" else 5000
         recipe = dataclasses.replace(recipe, sem=dataclasses.replace(recipe.sem, simplices=simplices))

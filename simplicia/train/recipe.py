@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -143,6 +144,20 @@ class Recipe:
         "loggers",
     )
 
+    @staticmethod
+    def spelled(values: Mapping[str, Any], method: str) -> dict[str, Any]:
+        """Settings with the method's options under "options", where users and files write its name."""
+        spelled: dict[str, Any] = {}
+        for path, value in values.items():
+            head, dot, rest = str(path).partition(".")
+            if head in methods.names():
+                if head != method:
+                    raise UserError(f"{path} is an option of {head}, and the method is {method}")
+                path = f"options{dot}{rest}"
+            both = isinstance(value, dict) and isinstance(spelled.get(path), dict)
+            spelled[path] = {**spelled[path], **value} if both else value
+        return spelled
+
     def checked(self) -> "Recipe":
         """The recipe with its method's options typed; a UserError for settings that no run can have."""
         settings.check(self)
@@ -209,10 +224,10 @@ class Recipe:
         """How many images are in the networks at a time, over all processes."""
         return self.batch_size // self.accumulation_steps(processes)
 
-    def build(self) -> methods.Method:
-        """The method with its encoder and bottleneck, freshly initialised."""
+    def build(self, encoder: torch.nn.Module | None = None) -> methods.Method:
+        """The method with its encoder and bottleneck, freshly initialised, or with the ``encoder`` given."""
         try:
-            return self._build()
+            return self._build(encoder)
         except UserError:
             raise
         except (ValueError, TypeError, RuntimeError, AssertionError) as error:
@@ -220,13 +235,11 @@ class Recipe:
                 raise
             raise UserError(f"this model cannot be built: {' '.join(str(error).split())[:300]}") from error
 
-    def _build(self) -> methods.Method:
-        encoder: Any = self._encoder()
-        values = dataclasses.asdict(self.sem) | dataclasses.asdict(self.vq)
-        values["norm"] = None if self.sem.norm == "none" else self.sem.norm
-        options = {name: values[name] for name in bottlenecks.options(self.bottleneck) if name in values}
-        bottleneck: Any = bottlenecks.create(self.bottleneck, encoder.out_features, **options)
-        second = self.sem.second_temperature if "temperature" in options else None
+    def _build(self, given: torch.nn.Module | None) -> methods.Method:
+        encoder, bottleneck = self.trunk(given)
+        second = (
+            self.sem.second_temperature if "temperature" in bottlenecks.options(self.bottleneck) else None
+        )
         method = methods.create(
             self.method, encoder, bottleneck, second, **methods.converted(self.method, self.options)
         )
@@ -235,6 +248,14 @@ class Recipe:
                 if isinstance(part, Network):
                     part.offset = 0.0
         return method
+
+    def trunk(self, given: torch.nn.Module | None = None) -> tuple[Any, Any]:
+        """The encoder and the bottleneck, without the method's projector."""
+        encoder = self._encoder(given)
+        values = dataclasses.asdict(self.sem) | dataclasses.asdict(self.vq)
+        values["norm"] = None if self.sem.norm == "none" else self.sem.norm
+        options = {name: values[name] for name in bottlenecks.options(self.bottleneck) if name in values}
+        return encoder, bottlenecks.create(self.bottleneck, encoder.out_features, **options)
 
     def try_encoder(self, encoder: torch.nn.Module) -> None:
         """A UserError unless an encoder of timm takes views of this size, and gives as much as it says."""
@@ -257,7 +278,11 @@ class Recipe:
         if shape != wanted:
             raise UserError(f"encoder {self.encoder!r} gives features of shape {shape}, not {wanted}")
 
-    def _encoder(self) -> Any:
+    def _encoder(self, given: torch.nn.Module | None) -> Any:
+        if self.encoder == encoders.GIVEN:
+            if given is None:
+                raise UserError("the encoder came from Python; simplicia.load(path, encoder=module) takes it")
+            return encoders.wrap(given, self.image_size)
         if self.encoder in encoders.names():
             return encoders.create(self.encoder, self.stem, self.stem_padding)  # type: ignore[arg-type]
         try:  # transformers are built for a size of image, other models take any
@@ -276,7 +301,8 @@ def write_yaml(recipe: Recipe, path: Path) -> None:
     """Write a recipe, all of it or nothing."""
     import yaml
 
-    text = yaml.safe_dump(as_dict(recipe), sort_keys=False, allow_unicode=True)
+    values = {recipe.method if name == "options" else name: value for name, value in as_dict(recipe).items()}
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -6,11 +6,13 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from simplicia import encoders, errors
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.distributed import from_leader
@@ -23,13 +25,20 @@ from simplicia.train.recipe import Recipe, read_yaml, write_yaml
 
 
 def resolve(
-    recipe: Recipe | str, changes: dict[str, Any], out: str | Path | None, resume: bool, processes: int
+    recipe: Recipe | str | Path,
+    changes: dict[str, Any],
+    out: str | Path | None,
+    resume: bool,
+    processes: int,
+    overwrite: bool = False,
 ) -> tuple[Path, Recipe]:
     """Where a run goes, and its recipe: a new one with changes, or the one to resume."""
     if isinstance(recipe, Path) or str(recipe).endswith((".yaml", ".yml")):
         recipe = recipes.get(str(recipe))
     named = recipes.get(recipe) if isinstance(recipe, str) else recipe
-    path = choose_dir(named.name, out, resume)
+    if resume and overwrite:
+        raise UserError("--resume continues a run and --overwrite replaces it; give one of the two")
+    path = choose_dir(named.name, out, resume, overwrite)
     if resume and (path / "recipe.yaml").exists():
         resolved = recipe_to_resume(recipe, changes, path)
     else:
@@ -51,12 +60,17 @@ def resolve(
 
 
 @contextmanager
-def claimed(path: Path, recipe: Recipe, resume: bool) -> Iterator[None]:
-    """The directory, locked by process 0, which writes the recipe if the run is new."""
+def claimed(path: Path, recipe: Recipe, resume: bool, overwrite: bool = False) -> Iterator[None]:
+    """The directory, locked by process 0, which writes the recipe if the run is new.
+
+    ``overwrite`` removes the run that is there.
+    """
 
     def claim() -> None:
         held.enter_context(lock(path))
         file = path / "recipe.yaml"
+        if overwrite:
+            remove_run(path)
         if not file.exists():
             write_yaml(recipe, file)
         elif not resume:  # another process put a run there since the folder was chosen
@@ -74,11 +88,24 @@ def claimed(path: Path, recipe: Recipe, resume: bool) -> Iterator[None]:
         yield
 
 
-def choose_dir(name: str, out: str | Path | None, resume: bool) -> Path:
-    """Where the run goes; a folder that holds another run is refused."""
+# what a run, its measurements and its analyses leave in its folder
+CONTENTS = ("checkpoint", "results", "analysis*", "tensorboard", "log.jsonl", "report*.html", "recipe.yaml")
+
+
+def remove_run(path: Path) -> None:
+    """Remove a run from its folder, the recipe last; files of other kinds stay."""
+    for found in (found for pattern in CONTENTS for found in sorted(path.glob(pattern))):
+        if found.is_dir() and not found.is_symlink():
+            shutil.rmtree(found)
+        else:
+            found.unlink()
+
+
+def choose_dir(name: str, out: str | Path | None, resume: bool, overwrite: bool = False) -> Path:
+    """Where the run goes; a folder that holds another run is refused, unless it is to be replaced."""
     if out is None:
-        if resume:
-            raise UserError("resume needs the run's folder; give --out")
+        if resume or overwrite:
+            raise UserError(f"{'resume' if resume else 'overwrite'} needs the run's folder; give --out")
         return next(
             path
             for i in range(1, 10**6)
@@ -93,6 +120,8 @@ def choose_dir(name: str, out: str | Path | None, resume: bool) -> Path:
         raise UserError(f"out is {str(out)!r}, which is not UTF-8; give another folder") from None
     if folder.is_file():
         raise UserError(f"{folder} is a file; --out takes a folder")
+    if overwrite and (folder / "recipe.yaml").is_file():
+        return folder
     if not resume and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise _taken(folder)
     return folder
@@ -100,7 +129,8 @@ def choose_dir(name: str, out: str | Path | None, resume: bool) -> Path:
 
 def _taken(folder: Path) -> UserError:
     what = "a run" if (folder / "recipe.yaml").exists() else "other files"
-    hint = "add --resume (resume=True) to continue it, or " if what == "a run" else ""
+    replace = "" if errors.at_terminal else "or --overwrite to replace it, "
+    hint = f"add --resume to continue it, {replace}or " if what == "a run" else ""
     return UserError(f"{folder} holds {what}; {hint}give another --out")
 
 
@@ -136,13 +166,20 @@ def check_same_recipe(folder: Path, wanted: Recipe) -> None:
 
 
 def resume_command(folder: Path, recipe: Recipe, processes: int) -> str:
-    """What goes on with a run: a command, unless only Python has its images."""
-    if recipe.data != datasets.MEMORY:
+    """What goes on with a run: a command, or in Python a call."""
+    needs_python = recipe.data == datasets.MEMORY or recipe.encoder == encoders.GIVEN
+    is_named = recipe.name in recipes.names() and not needs_python
+    if errors.at_terminal and not needs_python:
         several = f" --processes {processes}" if processes > 1 else ""
-        source = recipe.name if recipe.name in recipes.names() else shlex.quote(str(folder / "recipe.yaml"))
+        source = recipe.name if is_named else shlex.quote(str(folder / "recipe.yaml"))
         return f"simplicia pretrain {source} --out {shlex.quote(str(folder))} --resume{several}"
     several = f", processes={processes}" if processes > 1 else ""
-    return f"the same call of pretrain, with out={str(folder)!r}, resume=True{several}"
+    how = f"out={str(folder)!r}, resume=True{several}"
+    return (
+        f"simplicia.pretrain({recipe.name!r}, {how})"
+        if is_named
+        else f"the same call of pretrain, with {how}"
+    )
 
 
 def _differences(stored: Recipe, asked: Recipe, ignored: dict[str, Any]) -> list[str]:
@@ -155,7 +192,7 @@ def _differences(stored: Recipe, asked: Recipe, ignored: dict[str, Any]) -> list
     if stored.data not in datasets.names() and not Path(stored.data).exists():
         may_change.add("data")  # the folder was moved: its images are compared when they are read
     return [
-        f"{name} {kept.get(name)!r}, not {wanted.get(name)!r}"
+        f"{name.replace('options', stored.method, 1)} {kept.get(name)!r}, not {wanted.get(name)!r}"
         for name in sorted((kept.keys() | wanted.keys()) - may_change)
         if kept.get(name) != wanted.get(name)
     ]

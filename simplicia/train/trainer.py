@@ -19,10 +19,11 @@ from simplicia.distributed import agreed, from_leader, is_of_peers, largest
 from simplicia.errors import Failed, Interrupted, UserError
 from simplicia.layers import synchronise_norms
 from simplicia.methods import Output
-from simplicia.progress import duration, plural
+from simplicia.progress import plural
 from simplicia.provenance import commit, versions
 from simplicia.train import checkpoint, run_dir
 from simplicia.train.monitor import OnlineProbe
+from simplicia.train.plan import Plan
 from simplicia.train.recipe import Recipe
 from simplicia.train.step import create_step
 
@@ -41,7 +42,7 @@ class Trainer:
     """Takes steps and calls hooks after each one.
 
     ``test_images`` provides the images that online probes are tested on. ``init_from`` is a run whose weights
-    training starts with.
+    training starts with, ``encoder`` a module that Python gave.
     """
 
     def __init__(
@@ -52,10 +53,11 @@ class Trainer:
         engine: str = "auto",
         test_images: Callable[[], ImageSet] | None = None,
         init_from: str | None = None,
+        encoder: torch.nn.Module | None = None,
     ):
         self.recipe, self.images, self.fabric = recipe, images, fabric
         torch.manual_seed(recipe.seed)
-        method = recipe.build()
+        method = recipe.build(encoder)
         self.initialised = (0, 0)
         if init_from is not None:  # ``resume_from`` hands the weights to the other processes
             self.initialised = from_leader(lambda: checkpoint.initialise_from(method, init_from))
@@ -221,8 +223,8 @@ class Trainer:
             lines.append(f"skipped {plural(len(images.skipped), 'unreadable file')}: {first}{more}")
         return lines
 
-    def dry_run(self) -> list[str]:
-        """Take three steps, keep nothing, and report what the run would cost."""
+    def dry_run(self) -> Plan:
+        """Take three steps, keep nothing, and report what the run would take."""
         times = []
         for step in range(3):
             start = time.perf_counter()
@@ -230,16 +232,18 @@ class Trainer:
             times.append(time.perf_counter() - start)
         total = sum(p.numel() for p in self.method.parameters())
         trained = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
-        fixed = 4 * (total + 2 * trained) + self.step.data.images.nbytes
         device = self.fabric.device
-        return [
-            f"parameters: {trained:,} trained, {total - trained:,} in the target network",
-            f"memory: {fixed / 2**30:.2f} GiB for weights, gradients, momentum and images; "
-            f"{peak_memory(device)}",
-            f"steps: {self.total:,} ({self.steps_per_epoch:,} per epoch)",
-            f"time: about {duration(statistics.median(times[1:]) * self.total)} on {device}",
-            "dry run: nothing was written",
-        ]
+        return Plan(
+            self.recipe,
+            parameters=trained,
+            target_parameters=total - trained,
+            memory_bytes=4 * (total + 2 * trained) + self.step.data.images.nbytes,
+            peak=peak_memory(device),
+            steps=self.total,
+            steps_per_epoch=self.steps_per_epoch,
+            seconds=statistics.median(times[1:]) * self.total,
+            device=str(device),
+        )
 
     def check_disk(self, path: Path) -> None:
         """Make a run's folder; a UserError if not even one checkpoint fits, before hours are lost."""

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 import simplicia
-from simplicia import cli, methods
+from simplicia import cli, errors, methods
 from simplicia.cli.verbs import OutputFile, Verb
 from simplicia.data import datasets
 from simplicia.errors import UserError
@@ -304,7 +304,8 @@ def test_help_is_printed_without_torch():
     assert "reproduce" in done.stdout and done.stdout.endswith("False\n")
 
 
-def test_the_parameters_of_a_verb_are_its_arguments_and_options(capsys):
+def test_the_parameters_of_a_verb_are_its_arguments_and_options(capsys, monkeypatch):
+    monkeypatch.setattr(errors, "at_terminal", True)
     calls = []
 
     @dataclass(kw_only=True)

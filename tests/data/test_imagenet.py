@@ -90,7 +90,7 @@ def test_missing_folders_are_named(make, message, tmp_path):
 
 def test_without_a_data_folder_the_error_says_what_to_give(monkeypatch):
     monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
-    with pytest.raises(UserError, match="imagenet needs 'imagenet' below --data-dir or SIMPLICIA_DATA"):
+    with pytest.raises(UserError, match="imagenet needs 'imagenet' below data_dir or SIMPLICIA_DATA"):
         datasets.load("imagenet")
 
 

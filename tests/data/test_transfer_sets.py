@@ -121,7 +121,7 @@ def test_plain_class_folders(name, tmp_path, monkeypatch):
 def test_missing_folders_and_lists_are_named(name, tmp_path, monkeypatch):
     monkeypatch.delenv("SIMPLICIA_DATA", raising=False)
     folder, mark = SETS[name]
-    with pytest.raises(UserError, match=f"{folder}' below --data-dir or SIMPLICIA_DATA"):
+    with pytest.raises(UserError, match=f"{folder}' below data_dir or SIMPLICIA_DATA"):
         load(name)
     with pytest.raises(UserError, match=f"needs the folder .*{folder}"):
         load(name, "train", tmp_path)

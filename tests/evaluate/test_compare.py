@@ -111,7 +111,7 @@ def test_equal_measurements_share_a_row(runs):
 
 def test_other_settings_do_not_overwrite_a_probe(runs, tmp_path, capsys):
     shutil.copytree(runs / "byol", run := tmp_path / "run")
-    before = {path.name for path in (run / "results").iterdir()}
+    before = {path.name for path in (run / "results").glob("*.json")}
     for words in (
         [],
         ["--epochs", "1", "--seeds", "2"],
@@ -119,7 +119,7 @@ def test_other_settings_do_not_overwrite_a_probe(runs, tmp_path, capsys):
         ["--epochs", "2", "--lrs", "0.01"],
     ):
         assert cli.main(["probe", str(run), "--quiet", *words]) == 0
-    new = {path.name for path in (run / "results").iterdir()} - before
+    new = {path.name for path in (run / "results").glob("*.json")} - before
     changed = "", "-2-seeds-epochs-1", "-epochs-1", "-lrs-0.01-epochs-2"
     assert new == {f"probe-{'quick-changed-' if b else ''}encoder{b}.json" for b in changed}
     capsys.readouterr()

@@ -12,9 +12,9 @@ from simplicia import cli
 from simplicia.data.loaders import HostLoader
 from simplicia.errors import UserError
 from simplicia.evaluate.finetune import (
-    Classifier,
     FinetuneSettings,
     Trial,
+    Tuned,
     finetune,
     predict,
     trainable_layer,
@@ -61,7 +61,7 @@ def test_all_parameters_are_trained_and_the_run_does_not_change(run, sets):
     model = tune(run, sets.train, Trial(0.1, 3, 1.0), QUICK)
     for key, value in run.method.state_dict().items():
         assert value.equal(before[key])
-    fresh = Classifier(run, 3, 1.0)
+    fresh = Tuned(run, 3, 1.0)
     for (name, p), q in zip(model.named_parameters(), fresh.parameters(), strict=True):
         assert not p.equal(q), name
 
@@ -126,7 +126,7 @@ def test_a_target_network_can_be_tuned(small_run, sets):
     with torch.no_grad():
         for parameter in run.method.target.encoder.parameters():
             parameter.zero_()
-    model = Classifier(run, 3, None, "target")
+    model = Tuned(run, 3, None, "target")
     assert all(not p.any() and p.requires_grad for p in model.encoder.parameters())
     settings = dataclasses.replace(QUICK, lrs=(0.1,), steps=30)
     online, blind = (finetune(run, sets, "encoder", settings, network) for network in ("online", "target"))
@@ -137,7 +137,7 @@ def test_a_target_network_can_be_tuned(small_run, sets):
 def test_an_embed_run_is_tuned_through_a_softmax(embed_run, sets):
     run = simplicia.load(embed_run, "cpu")
     assert trainable_layer(run, None) == "encoder" and default_layer(run, None) == "embedder"
-    model = Classifier(run, 3, 0.5).eval()
+    model = Tuned(run, 3, 0.5).eval()
     seen = []
     model.head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach()))
     with torch.no_grad():

@@ -96,7 +96,7 @@ def test_grid_measures_every_combination_on_held_out_images(folder, quick, tmp_p
         sweep("byol-sem", grid={"sem.simplices": "2,8"}, out=out, resume=True)
     with pytest.raises(UserError, match=r"begun with epochs 2, not 3;"):
         sweep("byol-sem", out=out, resume=True, epochs=3)
-    with pytest.raises(UserError, match="holds a sweep; add --resume"):
+    with pytest.raises(UserError, match="holds a sweep; add resume=True"):
         sweep("byol-sem", out=out, **quick)
     lock = run_dir.lock(out, "lock")
     with pytest.raises(UserError, match="by another process"):

@@ -106,7 +106,7 @@ def test_folder_with_temporary_files_of_a_killed_process_is_new(tmp_path):
     with pytest.raises(UserError, match="there is no sweep in"):
         sweep("shapes-byol-sem", out=tmp_path, resume=True)
     assert len(begin(tmp_path).trials) == 3
-    with pytest.raises(UserError, match="holds a sweep; add --resume"):
+    with pytest.raises(UserError, match="holds a sweep; add resume=True"):
         begin(tmp_path)
 
 
@@ -237,5 +237,5 @@ def test_large_seeds_are_seeds(tmp_path):
 )
 def test_sweep_is_not_resumed_with_other_settings(tmp_path, changes, message):
     begin(tmp_path)
-    with pytest.raises(UserError, match=f"was begun with {message} give the same, or another --out"):
+    with pytest.raises(UserError, match=f"was begun with {message} give the same, or another out"):
         sweep("shapes-byol-sem", out=tmp_path, resume=True, **changes)

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import simplicia
+from simplicia import errors
 from simplicia.errors import Interrupted, UserError
 from simplicia.train import checkpoint, run_dir
 from simplicia.train.recipe import read_yaml
@@ -81,8 +82,10 @@ def test_another_number_of_processes_may_resume_and_is_recorded(stopped):
     assert before == part and now["from_step"] == 2 and "processes" not in now
 
 
-def test_the_resume_command_keeps_the_number_of_processes(stopped):
+def test_the_resume_command_keeps_the_number_of_processes(stopped, monkeypatch):
     recipe = read_yaml(stopped / "recipe.yaml")
+    assert run_dir.resume_command(stopped, recipe, 2).endswith("resume=True, processes=2)")
+    monkeypatch.setattr(errors, "at_terminal", True)
     assert run_dir.resume_command(stopped, recipe, 2).endswith("--resume --processes 2")
     assert "processes" not in run_dir.resume_command(stopped, recipe, 1)
 

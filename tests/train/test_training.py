@@ -226,7 +226,7 @@ def test_a_second_run_in_the_same_folder_is_an_error(folder, tmp_path, monkeypat
         return read(*arguments)
 
     monkeypatch.setattr(auto, "load_images", slowly)
-    with pytest.raises(UserError, match="holds a run; add --resume"):
+    with pytest.raises(UserError, match="holds a run; add resume=True"):
         simplicia.pretrain("byol", out=tmp_path / "run", **settings(folder, epochs=1, seed=7))
     run = simplicia.load(tmp_path / "run")
     assert run.finished and run.recipe.seed == 0
@@ -315,7 +315,7 @@ def test_a_damaged_state_is_an_error(run, change, tmp_path):
 
 def test_diverging_stops_and_keeps_the_last_good_checkpoint(folder, tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(Diverged, match=r"lower --optim\.lr"):
+    with pytest.raises(Diverged, match=r"lower optim\.lr"):
         simplicia.pretrain(
             "simclr",
             out=out,
@@ -574,10 +574,14 @@ def test_training_views_may_be_smaller_than_evaluation_views(folder, tmp_path):
 
 
 def test_view_accepts_what_encode_accepts(run, folder):
-    """Also floats from 0 to 1 and image files; cached features follow changes of weights and pixels."""
+    """Also floats from 0 to 1, which are not rounded to 8 bits when they are resized, and image files.
+
+    Cached features follow changes of weights and pixels.
+    """
     images = simplicia.data.datasets.load("shapes", "test").images[:6]
     view = run.view(images)
-    assert torch.equal(run.view(images.float() / 255), view)
+    difference = (run.view(images.float() / 255) - view) * torch.tensor(run.state["std"])[:, None, None]
+    assert 0 < difference.abs().max() < 1 / 255
     assert run.view(sorted(folder.iterdir())[:1]).shape == view[:1].shape
     for call, words in (
         (lambda: run.encode(str(folder)), "is a folder; give its files"),
@@ -620,20 +624,19 @@ def test_encode_returns_each_layer(run, folder):
     [
         (lambda run, tmp: simplicia.load(tmp), "is not a run"),
         (lambda run, tmp: run.encode(torch.full((5, 3, 16, 16), 7.0)), "uint8"),
-        (lambda run, tmp: run.encode(torch.zeros(5, 16, 16, 3, dtype=torch.uint8)), "(N, 3, H, W)"),
+        (lambda run, tmp: run.encode(torch.zeros(5, 16, 16, 4, dtype=torch.uint8)), "(N, 3, H, W)"),
         (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "sen"), "'sem'"),
         (lambda run, tmp: run.encode([]), "no images"),
         (lambda run, tmp: run.encode(None), "images are a NoneType"),
         (lambda run, tmp: run.encode(torch.zeros(1, 3, 8, 8), "codes", 0.1), "layer 'codes' takes none"),
-        (lambda run, tmp: run.encode([torch.zeros(3, 8, 8), "a.png"]), "an image is a Tensor"),
-        (lambda run, tmp: run.encode([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)]), "of several shapes"),
-        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "r", loggers=("wandb",)), "none"),
+        (lambda run, tmp: run.encode([torch.zeros(3, 8, 8), "a.png"]), "a.png cannot be read"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "r", loggers=("wandb",)), "loggers=()"),
         (lambda run, tmp: simplicia.pretrain("shapes-byol", out=tmp / "r", **{"optim.lr": "inf"}), "finite"),
         (lambda run, tmp: run.encode([tmp / "none.png"]), "none.png"),
         (lambda run, tmp: run.network("teacher"), "target"),
-        (lambda run, tmp: simplicia.pretrain("byol", out=tmp), "--data"),
-        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=run.path), "holds a run; add --resume"),
-        (lambda run, tmp: simplicia.pretrain("shapes-byol", resume=True), "--out"),
+        (lambda run, tmp: simplicia.pretrain("byol", out=tmp), "give data with a folder"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", out=run.path), "holds a run; add resume=True"),
+        (lambda run, tmp: simplicia.pretrain("shapes-byol", resume=True), "give out"),
         (
             lambda run, tmp: simplicia.pretrain("shapes-byol", out=run.path, resume=True),
             "with recipe 'byol-sem'",
@@ -772,9 +775,8 @@ def test_images_in_memory_train_like_a_named_data_set(tmp_path):
         simplicia.pretrain("shapes-byol-sem", resume=True, **longer)
     assert simplicia.pretrain("shapes-byol-sem", data=shapes.images, resume=True, **longer).finished
     for wrong, words in (
-        (shapes.images.float(), "uint8 of shape"),
-        (shapes.images.float().numpy(), "data is an array of float32"),
-        ([1, 2], "data is list"),
+        (shapes.images.float(), "uint8 or from 0 to 1"),
+        ([1, 2], "an image is a int"),
     ):
         with pytest.raises(UserError, match=words):
             simplicia.pretrain("shapes-byol-sem", data=wrong, **{**small, "out": tmp_path / "wrong"})
