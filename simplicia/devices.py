@@ -1,5 +1,6 @@
 """Devices, precision and processes: Lightning Fabric, set up from a few words."""
 
+import atexit
 import inspect
 import logging
 import os
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from simplicia.distributed import PATIENT
+from simplicia.distributed import PATIENT, leave
 from simplicia.errors import UserError
 
 
@@ -158,6 +159,8 @@ def launch(device: str, processes: int, precision: str) -> Any:
         plugins=[TorchElasticEnvironment() if started else LightningEnvironment()],
     )
     fabric.launch()
+    if processes > 1:
+        atexit.register(leave)  # threads of a group that still exists would abort a process that exits
     return fabric
 
 

@@ -428,3 +428,24 @@ def test_transfer_shows_the_stored_accuracies(data, layer):
     row = stored(f"transfer/byol-sem-100-{data}-{layer}.json")
     more = f"{row['mean_class_accuracy']:.1f} | {row['seconds']:.1f}"
     assert f"| {data} | {layer} | {accuracy(row)} | {more} |" in text("docs/transfer.md")
+
+
+def test_scaling_shows_the_stored_plan():
+    page, plan = text("docs/scaling.md"), stored("scale/plan.json")
+    for check in plan["checks"]:
+        assert f"| {check['measured_ms']:.2f} | {check['formula_ms']:.2f} |" in page
+        assert abs(check["formula_ms"] / check["measured_ms"] - 1) < 0.05
+    for recipe in plan["recipes"].values():
+        assert f"{recipe['trained'] / 1e6:.0f} M trained weights" in page
+        for row in recipe["gpus"]:
+            times = " | ".join(f"{row[name]:.0f}" for name in ("compute_ms", "reduce_ms", "exposed_ms"))
+            total = f"{row['norms_ms']:.0f} | {row['step_ms']:.0f} | {row['images_per_s']:,.0f}"
+            busy = f"{row['busy_percent']:.0f} % | {row['memory_gib']:.1f}"
+            start = f"| {row['gpus']} | {row['images_per_gpu']} | {row['micro_batches']} |"
+            assert f"{start} {times} | {total} | {busy} |" in page
+    sem = plan["recipes"]["imagenet-byol-sem"]
+    for row in sem["images_per_gpu_at_64"]:
+        speed = f"{row['step_ms']:.0f} | {row['images_per_s']:,.0f} | {row['busy_percent']:.0f} %"
+        assert f"| {row['images_per_gpu']} | {row['batch_size']:,} | {speed} |" in page
+    for full, half in zip(sem["gpus"][1:], sem["half_large"], strict=True):
+        assert f"| {full['gpus']} | {full['step_ms']:.0f} | {half['step_ms']:.0f} |" in page

@@ -4,8 +4,9 @@
 which determine image size, encoder, stem and batch size. ``-sem8`` is SEM with eight diagonal blocks. BYOL
 also has a recipe for every other bottleneck: ``-embed``, ``-gumbel``, ``-vq``. The numbers are those of the
 paper's experiments (ResNet-18, batch 256, 1000 epochs); a method's constants are the defaults of its
-options. For ImageNet there are the paper's two: BYOL without and with SEM. A method that is not in the
-table has the default settings and those it recommends.
+options. For ImageNet there are BYOL and MoCo, without and with SEM, on ResNet-50 and on ResNets of two and
+four times its width (``-x2``, ``-x4``). A method that is not in the table has the default settings and those
+it recommends.
 """
 
 import dataclasses
@@ -94,6 +95,24 @@ DATA: dict[str, dict[str, Any]] = {
         "sem.simplices": 0,
     },
 }
+# ImageNet with encoders of two and four times the width; fewer images fit in a GPU
+DATA |= {
+    f"imagenet-x{width}": {
+        **DATA["imagenet"],
+        "encoder": f"resnet50x{width}",
+        "process_batch_size": 256 // width,
+    }
+    for width in (2, 4)
+}
+# what MoCo changes on ImageNet: the library's launch script that the paper followed
+IMAGENET_MOCO: dict[str, Any] = {
+    "batch_size": 256,
+    "optim.lr": 0.3,
+    "optim.weight_decay": 3e-5,
+    "views": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1},
+    "views.solarise": (0.0, 0.2),
+    "options": {"queue": 65536, "temperature": 0.1},
+}
 # codebooks that suit the tiny encoder and a short run
 SMALL_VQ = {"sem.simplices": 256, "sem.vertices": 32, "vq.dimensions": 4}
 # heads and queues that suit the tiny encoder and a short run
@@ -131,6 +150,8 @@ def get(name: str) -> Recipe:
         **MORE.get(method, {}),
         **_tails()[tail],
     }
+    if method == "moco" and data.startswith("imagenet"):
+        changes |= IMAGENET_MOCO
     if data == "shapes":
         changes |= {"options": SMALL.get(method, {})} | (SMALL_VQ if "-vq" in tail else {})
         changes["optim.lr"] = 0.05 if method in ("barlow", "vicreg") else 0.5  # their losses are sums
@@ -145,7 +166,11 @@ def _parts() -> dict[str, tuple[str, str, str]]:
             for tail in _tails() if method == "byol" else ("", "-sem", "-sem8"):
                 head = "" if data == "own" else f"{data}-"
                 parts[f"{head}{method}{tail}"] = data, method, tail
-    return parts | {f"imagenet-byol{tail}": ("imagenet", "byol", tail) for tail in ("", "-sem")}
+    for width in ("", "-x2", "-x4"):
+        for method in ("byol", "moco"):
+            for tail in ("", "-sem"):
+                parts[f"imagenet-{method}{tail}{width}"] = f"imagenet{width}", method, tail
+    return parts
 
 
 def _tails() -> dict[str, dict[str, Any]]:

@@ -215,3 +215,20 @@ def test_build_uses_the_checked_options():
     recipe = recipe.checked()
     assert recipe.options["momentum"] == 0.98 and type(recipe.options["hidden"]) is int
     assert recipe.build().momenta[0] == 0.98
+
+
+def test_imagenet_has_byol_and_moco_at_three_widths():
+    for method, lr, decay, batch in (("byol", 0.4, 1e-6, 4096), ("moco", 0.3, 3e-5, 256)):
+        for tail in ("", "-sem"):
+            for width, encoder in (("", "resnet50"), ("-x2", "resnet50x2"), ("-x4", "resnet50x4")):
+                recipe = recipes.get(f"imagenet-{method}{tail}{width}").checked()
+                assert (recipe.method, recipe.encoder, recipe.epochs) == (method, encoder, 200)
+                assert (recipe.optim.lr, recipe.optim.weight_decay, recipe.batch_size) == (lr, decay, batch)
+                assert recipe.process_batch_size == 256 // {"": 1, "-x2": 2, "-x4": 4}[width]
+                assert recipe.bottleneck == ("sem" if tail else "none")
+                sem = recipe.sem
+                sizes = sem.simplices, sem.vertices, sem.temperature, sem.second_temperature
+                assert sizes == (5000, 21, 0.16, 0.04)
+    byol = recipes.get("imagenet-byol")  # eight GPUs take their 512 images in two passes, not in 16
+    assert [byol.accumulation_steps(n) for n in (1, 8, 16, 32)] == [16, 2, 1, 1]
+    assert [byol.micro_batch_size(n) for n in (1, 8, 16, 32)] == [256, 2048, 4096, 4096]
