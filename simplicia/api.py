@@ -108,7 +108,7 @@ def _prepared(
     download: Any,
     quiet: Any,
 ) -> Iterator[tuple[Path, Trainer, Any]]:
-    """Where a run goes, its trainer, and the encoder that Python gave; watches the other processes meanwhile."""
+    """Where a run goes, its trainer, and the encoder that Python gave; other processes are watched."""
     more.pop("allow_other_processes", None)  # any number is allowed since N processes equal one
     data, encoder, changes = auto.from_python(more)
     processes = devices.process_count(processes)
