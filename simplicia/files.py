@@ -1,4 +1,4 @@
-"""Atomic writes."""
+"""Atomic writes, and locks."""
 
 import glob
 import os
@@ -31,6 +31,18 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file: another process waits until the block ends, or until its holder is killed."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(path, flags, 0o666), "r+") as file:
+        with suppress(ImportError, OSError):  # Windows, or a file system without locks
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

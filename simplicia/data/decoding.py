@@ -11,8 +11,10 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -93,14 +95,17 @@ def _explain(error: Exception) -> tuple[str, bool]:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__, permanent
 
 
-def suitable_size(files: list[Path]) -> int:
-    """The largest of `SIZES` up to the median short side of 64 images, or the smallest."""
+def suitable_size(count: int, open_file: Callable[[int], Any]) -> int:
+    """The largest of `SIZES` up to the median short side of 64 images, or the smallest.
+
+    ``open_file`` gives what Pillow opens: a path, or a file of bytes.
+    """
     from simplicia.data.image_files import FORMATS, Image
 
     sides: list[int] = []
-    for i in np.random.Generator(np.random.PCG64(0)).permutation(len(files)):
+    for i in np.random.Generator(np.random.PCG64(0)).permutation(count):
         try:
-            with Image.open(files[i], formats=FORMATS) as image:
+            with Image.open(open_file(i), formats=FORMATS) as image:
                 sides.append(min(image.size))
         except Exception:  # decode_files says why
             continue
@@ -202,6 +207,29 @@ def _check_disk(cache: Path, shape: tuple[int, ...]) -> None:
             f"{shape[0]:,} decoded images of {shape[2]} x {shape[3]} take {needed / 1e9:.1f} GB, and "
             f"{str(cache)!r} (SIMPLICIA_CACHE) has {free / 1e9:.1f} GB free"
         )
+
+
+def fits_memory(count: int, size: int) -> bool:
+    """Whether decoded images take at most half of the free memory; of another process, if it decides."""
+    import torch.distributed as dist
+
+    decision = [2 * count * 3 * size * size <= free_memory()]
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast_object_list(decision, 0)  # what is free may differ, and all must do the same
+    return decision[0]
+
+
+def free_memory() -> float:
+    """Bytes of memory that are free, for this process's group (a container, a job) too."""
+    free = math.inf
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    with suppress(OSError, ValueError):  # the limit is "max" where there is none
+        group = Path("/sys/fs/cgroup")
+        used = int((group / "memory.current").read_text())
+        free = min(free, int((group / "memory.max").read_text()) - used)
+    return free
 
 
 def _check_memory(count: int, size: int) -> None:

@@ -59,7 +59,18 @@ def load_images(recipe: Recipe, split: str, download: bool, quiet: bool) -> Imag
 
     try:
         keep_aspect = recipe.keep_aspect and split == "train"  # test images are seen as they are measured
-        return datasets.load(recipe.data, split, recipe.data_dir, download, size, show, keep_aspect)
+        return datasets.load(
+            recipe.data,
+            split,
+            recipe.data_dir,
+            download,
+            size,
+            show,
+            keep_aspect,
+            recipe.stream,
+            recipe.data_threads,
+            recipe.max_unreadable,
+        )
     finally:
         if progress is not None:
             progress.close()
@@ -98,6 +109,8 @@ def resolve(
     if recipe.image_size == 0:
         chosen["image_size"] = side
     size = int(chosen.get("image_size", recipe.image_size))
+    if images.streamed and recipe.data_device == "auto":
+        chosen["data_device"] = "stream"
     if recipe.encoder == "auto":
         chosen["encoder"] = "tiny" if small_machine else "resnet18" if size <= 64 else "resnet50"
     if recipe.stem == "auto":
