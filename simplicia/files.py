@@ -35,14 +35,25 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file: another process waits until the block ends, or until its holder is killed."""
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(path, flags, 0o666), "r+") as file:
-        with suppress(ImportError, OSError):  # Windows, or a file system without locks
-            import fcntl
+    """Hold a lock file: another process waits until the block ends, or until its holder is killed.
 
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    The file is removed at the end. Whoever waited for it has a lock on nothing, and makes a new one.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    while True:
+        with os.fdopen(os.open(path, flags, 0o666), "r+") as file:
+            with suppress(ImportError, OSError):  # Windows, or a file system without locks
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+                continue
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
 
 
 @contextmanager

@@ -8,6 +8,7 @@ A reader registers its data set next to its code:
 """
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -381,13 +382,19 @@ def decode_listing(
     skipped = sorted(listing.skipped + report.skipped)
     return ImageSet(
         name=folder.resolve().name,
-        images=torch.from_numpy(images),
+        images=_as_tensor(images),
         labels=torch.tensor([number[name or ""] for _, name in readable]) if names else None,
         classes=tuple(names),
         aspect_ratios=torch.tensor(report.aspect_ratios) if options.keep_aspect else None,
         files=tuple(file.relative_to(folder).as_posix() for file, _ in readable),
         skipped=tuple((path.relative_to(folder).as_posix(), reason) for path, reason in skipped),
     )
+
+
+def _as_tensor(images: np.ndarray) -> Tensor:
+    with warnings.catch_warnings():  # pixels that are mapped read-only are never written to
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(images)
 
 
 def openers(source: Source) -> tuple[int, Callable[[int], BytesIO]]:
