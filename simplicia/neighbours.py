@@ -90,8 +90,8 @@ def vote(
     last = scores[:, -1:]
     votes.scatter_add_(1, labels[indices], weights * (scores > last))
     ties = torch.zeros_like(votes)  # per class, the images exactly as near as the k-th
-    for rows, one_hot in zip(bank.split(chunk), F.one_hot(labels, classes).split(chunk), strict=True):
-        represented = represent(rows)
+    for rows, some in zip(bank.split(chunk), labels.split(chunk), strict=True):
+        represented, one_hot = represent(rows), F.one_hot(some, classes)
         for count, kth, part in zip(ties.split(chunk), last.split(chunk), queries.split(chunk), strict=True):
             count += (similarity(represent(part), represented) == kth).to(ties) @ one_hot.to(ties)
     remaining = (scores == last).sum(1, keepdim=True)

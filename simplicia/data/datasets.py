@@ -23,7 +23,7 @@ from torch import Tensor
 from simplicia.data.augmentation import Triple, center_crop_squeezed
 from simplicia.data.decoding import decode_files, fits_memory, suitable_size
 from simplicia.data.folder import EXTENSIONS, TEST_FOLDERS, Entry, Layout, Listing, layout, list_images
-from simplicia.data.sources import Source, from_listing, has_shards, indexed, stream_layout
+from simplicia.data.sources import Source, from_listing, has_shards, indexed, open_source, stream_layout
 from simplicia.data.streaming import MOST_UNREADABLE, StreamedImages
 from simplicia.errors import UserError, unknown
 
@@ -353,14 +353,24 @@ def folder_validation(folder: Path, options: ReadOptions) -> ImageSet | None:
     return decode_listing(folder, val, train.entries, options, test.entries)
 
 
-def read_all(path: Path, size: int) -> ImageSet:
+def read_all(path: Path, size: int, stream_it: bool | None = None) -> ImageSet:
     """One image file, or all images below a folder, without labels or splits."""
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"there is no folder or image {str(path)!r}")
+    if path.is_dir() and (stream_it or has_shards(path)):
+        source = open_source(path)
+        if not source.entries and has_shards(path):
+            raise UserError(
+                f"{str(path)!r} has no shards itself; give one of its splits, such as its train folder"
+            )
+        if source.entries:
+            found = stream(path, source, source, ReadOptions(size=size))
+            return replace(found, labels=None, classes=())
     listing = Listing([(path, None)], []) if path.is_file() else list_images(path)
     if not listing.entries:
         raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
-    return decode_listing(path.parent if path.is_file() else path, listing, [], ReadOptions(size=size))
+    options = ReadOptions(size=size, stream=None if stream_it is None else False)
+    return decode_listing(path.parent if path.is_file() else path, listing, [], options)
 
 
 def decode_listing(

@@ -69,6 +69,7 @@ class Source:
         self.classes: tuple[str, ...] = tuple(about["classes"])
         self.skipped = [(root / path, str(reason)) for path, reason in about["skipped"]]
         self.prefix = ""  # of the names
+        self.index: Path | None = None  # that may be removed
         self.tables: dict[tuple[str, int], Any] = {}
 
     def __len__(self) -> int:
@@ -77,7 +78,7 @@ class Source:
     def only(self, chosen: np.ndarray) -> "Source":
         """Some of the images."""
         some = Source(self.root, self.table, self.about, self.rows[chosen])
-        some.prefix = self.prefix
+        some.prefix, some.index = self.prefix, self.index
         return some
 
     @property
@@ -119,6 +120,8 @@ class Source:
             with open(self.root / name, "rb", buffering=0) as file:
                 state = os.fstat(file.fileno())
                 if state.st_size != shard_size or (changed and state.st_mtime_ns != changed):
+                    if self.index is not None:
+                        self.index.unlink(missing_ok=True)  # the next process builds another one
                     raise Unreadable("has changed since it was indexed")
                 if size == 0:
                     raise Unreadable("is empty")
@@ -446,20 +449,28 @@ def indexed(folder: Path) -> bool:
 def _cached_index(folder: Path, shards: list[Path] | None) -> Source:
     """The source of a folder, or of some shards in it, from the index in the cache."""
     path = _index_path(folder, shards)
-    source = _load(path, folder)
-    if source is not None and _matches(source):
+    source = _valid(path, folder)
+    if source is not None:
         return source
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock")):
-            source = _load(path, folder)  # another process may have built it meanwhile
-            if source is None or not _matches(source):
+            source = _valid(path, folder)  # another process may have built it meanwhile
+            if source is None:
                 source = _build(folder, shards)
                 save(source, path)
-                source = _load(path, folder) or source
-            return source
+            return _valid(path, folder) or source
     except OSError:  # nowhere to keep it
         return _build(folder, shards)
+
+
+def _valid(path: Path, folder: Path) -> Source | None:
+    """A source from its index in the cache, unless its data changed."""
+    source = _load(path, folder)
+    if source is None or not _matches(source):
+        return None
+    source.index = path
+    return source
 
 
 def _build(folder: Path, shards: list[Path] | None) -> Source:
