@@ -1,4 +1,4 @@
-"""Streaming on this machine's CPU: ``python benchmarks/streaming.py [OUT.json] [--data-dir DIR] [--files N]``.
+"""Streaming on this machine's CPU: ``python benchmarks/streaming.py [OUT.json] [--data-dir D] [--files N]``.
 
 Compares, in one run and in CPU time, decoding for memory with streaming and with torchvision's two views, and
 the start from an index with ImageFolder's listing; and measures memory. Photographs are Imagenette's, below
@@ -149,7 +149,8 @@ if how != "ImageFolder":
 """
 
 MEMORY = """
-import resource, sys, time, json
+import sys, time, json
+from pathlib import Path
 import torch
 from simplicia.data import datasets
 from simplicia.data.augmentation import ViewSettings
@@ -163,7 +164,8 @@ for step in range(40):
     time.sleep(slow)
 seconds = time.monotonic() - start
 data.close()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+status = Path("/proc/self/status").read_text().splitlines()
+peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 print(json.dumps({"images": len(images), "peak_mib": peak, "wall_s_per_step": seconds / 40, "slow_s": slow}))
 """
 

@@ -458,7 +458,7 @@ def _cached_index(folder: Path, shards: list[Path] | None) -> Source:
             source = _valid(path, folder)  # another process may have built it meanwhile
             if source is None:
                 source = _build(folder, shards)
-                save(source, path)
+                save_index(source, path)
             return _valid(path, folder) or source
     except OSError:  # nowhere to keep it
         return _build(folder, shards)
@@ -491,21 +491,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "simplicia"
 
 
-def save(source: Source, path: Path) -> None:
+def save_index(source: Source, path: Path) -> None:
     """Write the index of a source."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     about = source.about | {"version": VERSION, "built": time.time_ns()}
     with atomic_write(path) as temporary:
         arrays = {name: np.ascontiguousarray(column) for name, column in source.table._asdict().items()}
-        save_file(arrays, temporary, {"about": json.dumps(about)})
+        temporary.write_bytes(save(arrays, {"about": json.dumps(about)}))
 
 
 def save_packed(source: Source) -> None:
     """Write the index of shards beside them. It stays valid when they are copied, so it knows no times."""
     shards = [[name, size, 0] for name, size, _ in source.about["shards"]]
     packed = Source(source.root, source.table, source.about | {"shards": shards, "folders": []})
-    save(packed, source.root / INDEX)
+    save_index(packed, source.root / INDEX)
 
 
 def _load(path: Path, folder: Path) -> Source | None:

@@ -136,7 +136,7 @@ def test_a_damaged_index_is_rebuilt(photos, cache, damage):
     first = open_source(photos)
     (index,) = cache.glob("*.index")
     if damage == "label":
-        sources.save(_mislabelled(first), index)
+        sources.save_index(_mislabelled(first), index)
     else:
         content = index.read_bytes()[:-40] if damage == "cut" else damage
         index.unlink()  # the first source still maps the old file
@@ -192,7 +192,7 @@ def test_an_index_from_a_stranger_reads_nothing_outside_of_its_folder(tmp_path, 
     (tmp_path / "secret").write_bytes(b"secret" * 100)
     source = open_source(folder)
     stolen = {**source.about, "shards": [["../secret", 600, 0]] * 2}
-    sources.save(sources.Source(folder, source.table, stolen), folder / sources.INDEX)
+    sources.save_index(sources.Source(folder, source.table, stolen), folder / sources.INDEX)
     with pytest.raises(UserError, match="does not match"):
         open_source(folder)
     with pytest.raises(Unreadable, match="outside"):
