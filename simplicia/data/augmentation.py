@@ -76,7 +76,7 @@ class Views:
         with torch.autocast(images.device.type, enabled=False):
             is_cropped = images.ndim == 5
             count = len(self.settings.blur)
-            views = map(to_float, images.unbind(1)) if is_cropped else [to_float(images)] * count
+            views = [to_float(x) for x in images.unbind(1)] if is_cropped else [to_float(images)] * count
             return [self._view(x, aspect_ratios, i, is_cropped) for i, x in enumerate(views)]
 
     def _view(self, x: Tensor, aspect_ratios: Tensor | None, view: int, is_cropped: bool) -> Tensor:

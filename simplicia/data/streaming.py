@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from simplicia.data.augmentation import Pair, ViewSettings
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.data.sources import Names, Source, Unreadable
+from simplicia.distributed import world_size
 from simplicia.errors import UserError
 from simplicia.progress import say
 
@@ -275,7 +276,7 @@ class StreamLoader(DeviceLoader):
 def default_threads() -> int:
     """The CPU cores that this process may use, divided among the processes of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))))
 
 
 def random_box(draws: list[float], height: int, width: int, scale: Pair, ratio: Pair) -> Box:
