@@ -1,4 +1,4 @@
-"""Atomic writes."""
+"""Atomic writes, and locks."""
 
 import glob
 import os
@@ -31,6 +31,29 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file: another process waits until the block ends, or until its holder is killed.
+
+    The file is removed at the end. Whoever waited for it has a lock on nothing, and makes a new one.
+    """
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    while True:
+        with os.fdopen(os.open(path, flags, 0o666), "r+") as file:
+            with suppress(ImportError, OSError):  # Windows, or a file system without locks
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+                continue
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def nearest(
     ``represent`` maps a chunk to the vectors to compare, so that a wide layer never exists for all images.
     """
     best = [(torch.empty(len(part), 0), torch.empty(len(part), 0)) for part in queries.split(chunk)]
-    parts = tracked(bank.split(chunk), "comparing with images")
+    parts = tracked(bank.split(chunk), "comparing with images", len(bank))
     for start, rows in zip(range(0, len(bank), chunk), parts, strict=True):
         represented = represent(rows)
         for i, part in enumerate(queries.split(chunk)):
@@ -93,9 +93,9 @@ def vote(
     last = scores[:, -1:]
     votes.scatter_add_(1, labels[indices], weights * (scores > last))
     ties = torch.zeros_like(votes)  # per class, the images exactly as near as the k-th
-    parts = tracked(bank.split(chunk), "counting votes of images")
-    for rows, one_hot in zip(parts, F.one_hot(labels, classes).split(chunk), strict=True):
-        represented = represent(rows)
+    parts = tracked(bank.split(chunk), "counting votes of images", len(bank))
+    for rows, some in zip(parts, labels.split(chunk), strict=True):
+        represented, one_hot = represent(rows), F.one_hot(some, classes)
         for count, kth, part in zip(ties.split(chunk), last.split(chunk), queries.split(chunk), strict=True):
             count += (similarity(represent(part), represented) == kth).to(ties) @ one_hot.to(ties)
     remaining = (scores == last).sum(1, keepdim=True)

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from contextvars import ContextVar
 from datetime import timedelta
@@ -111,10 +111,10 @@ class Counter:
             self.bar.close()
 
 
-def tracked(batches: Sequence[Any], label: str) -> Iterator[Any]:
+def tracked(batches: Iterable[Any], label: str, total: int) -> Iterator[Any]:
     """Yield batches, with a bar that counts their rows if a command runs that shows progress."""
     done = 0
-    with closing(Progress(label, sum(map(len, batches)), 0, not SHOWN.get())) as bar:
+    with closing(Progress(label, total, 0, not SHOWN.get())) as bar:
         for batch in batches:
             yield batch
             done += len(batch)

@@ -24,10 +24,10 @@ from simplicia.errors import (
 from simplicia.progress import close_live
 
 # in the order of the help; each registers one verb or a few
-MODULES = "demo pretrain evaluate predict encode analyze reproduce bound bench cost lists"
+MODULES = "demo pretrain pack evaluate predict encode analyze reproduce bound bench cost lists"
 TASKS = {  # the verbs of ``simplicia --help`` by what one wants to do
     "First steps": "demo recipes datasets methods",
-    "Train": "pretrain sweep",
+    "Train": "pretrain sweep pack",
     "Measure": "probe knn transfer finetune semi robustness compare",
     "Look inside": "analyze report bound",
     "Use": "encode predict export",

@@ -63,7 +63,8 @@ class Views:
     """Random views of images: `Views(settings, size, mean, std)(images)` is a list of normalised batches.
 
     `images` are (N, 3, H, W) uint8 on any device, a view is (N, 3, size, size) float32. If images were
-    squeezed to squares, `aspect_ratios` (N,) are their original width / height.
+    squeezed to squares, `aspect_ratios` (N,) are their original width / height. Views that are cropped
+    already, (N, views, 3, size, size), get the other changes.
     """
 
     def __init__(self, settings: ViewSettings, size: int, mean: Triple, std: Triple):
@@ -74,13 +75,16 @@ class Views:
     def __call__(self, images: Tensor, aspect_ratios: Tensor | None = None) -> list[Tensor]:
         # Under autocast the matrix products of crop and blur would round the pixels to a mantissa of 8 bits.
         with torch.autocast(images.device.type, enabled=False):
-            x = to_float(images)
-            return [self._view(x, aspect_ratios, view) for view in range(len(self.settings.blur))]
+            is_cropped = images.ndim == 5
+            count = len(self.settings.blur)
+            views = [to_float(x) for x in images.unbind(1)] if is_cropped else [to_float(images)] * count
+            return [self._view(x, aspect_ratios, i, is_cropped) for i, x in enumerate(views)]
 
-    def _view(self, x: Tensor, aspect_ratios: Tensor | None, view: int) -> Tensor:
+    def _view(self, x: Tensor, aspect_ratios: Tensor | None, view: int, is_cropped: bool) -> Tensor:
         s, n, device = self.settings, len(x), x.device
-        boxes = sample_boxes(n, x.shape[2], x.shape[3], s.crop_scale, s.crop_ratio, device, aspect_ratios)
-        x = resized_crop(x, boxes, self.size, s.interpolation)
+        if not is_cropped:
+            boxes = sample_boxes(n, x.shape[2], x.shape[3], s.crop_scale, s.crop_ratio, device, aspect_ratios)
+            x = resized_crop(x, boxes, self.size, s.interpolation)
         if s.jitter_prob > 0 and max(s.brightness, s.contrast, s.saturation, s.hue) > 0:
             x = sometimes(s.jitter_prob, colour_jitter(x, *sample_jitter(n, s, device)), x)
         if s.grey > 0:

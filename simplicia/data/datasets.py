@@ -8,9 +8,11 @@ A reader registers its data set next to its code:
 """
 
 import os
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ import torch
 from torch import Tensor
 
 from simplicia.data.augmentation import Triple, center_crop_squeezed
-from simplicia.data.decoding import decode_files, suitable_size
-from simplicia.data.folder import EXTENSIONS, Entry, Layout, Listing, layout, list_images
+from simplicia.data.decoding import decode_files, fits_memory, suitable_size
+from simplicia.data.folder import EXTENSIONS, TEST_FOLDERS, Entry, Layout, Listing, layout, list_images
+from simplicia.data.sources import Source, from_listing, has_shards, indexed, open_source, stream_layout
+from simplicia.data.streaming import MOST_UNREADABLE, StreamedImages
 from simplicia.errors import UserError, unknown
 
 MEMORY = "memory"  # the data set's name in a run that got its images from Python
@@ -32,13 +36,13 @@ class ImageSet:
     """Images in memory with their labels, classes and files, as far as they have any."""
 
     name: str
-    images: Tensor  # (N, 3, H, W) uint8, on the CPU, contiguous
+    images: Any  # a tensor (N, 3, H, W) uint8, on the CPU, contiguous; or StreamedImages
     labels: Tensor | None = None  # (N,) int64
     classes: tuple[str, ...] = ()  # their names; by default their numbers
     superclass: Tensor | None = None  # (len(classes),) int64: the superclass of each class
     superclasses: tuple[str, ...] = ()
     aspect_ratios: Tensor | None = None  # (N,) float32: width / height before images were squeezed
-    files: tuple[str, ...] = ()  # the path of each image, relative to the folder
+    files: Sequence[str] = ()  # the path of each image, relative to the folder
     skipped: tuple[tuple[str, str], ...] = ()  # (path, reason) of files that could not be read
     source: str = ""  # the path of the user's own folder
     standard: bool = False  # files of the named data set, not of a folder that has the same name
@@ -65,6 +69,11 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def streamed(self) -> bool:
+        """Whether images are decoded when they are needed."""
+        return isinstance(self.images, StreamedImages)
+
     def center_cropped(self) -> "ImageSet":
         """The set with center crops in place of images that were squeezed to squares."""
         if self.aspect_ratios is None:
@@ -77,7 +86,7 @@ class ImageSet:
         if published is not None and (self.standard or not self.files):
             return published
         counts = torch.zeros(3, 256, dtype=torch.int64)  # a histogram is exact, however many images
-        for chunk in self.images.split(256):
+        for chunk in self.images.sample() if self.streamed else self.images.split(256):
             for channel in range(3):
                 counts[channel] += torch.bincount(chunk[:, channel].reshape(-1), minlength=256)
         share = counts.double() / counts.sum(1, keepdim=True)
@@ -104,12 +113,17 @@ def held_out(labels: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
 
 def part(images: ImageSet, indices: Tensor) -> ImageSet:
     """Some images of a set."""
+    chosen, files = images.images[indices], images.files
+    if images.streamed:
+        files = chosen.files
+    elif files:
+        files = tuple(files[i] for i in indices.tolist())
     return replace(
         images,
-        images=images.images[indices],
+        images=chosen,
         labels=None if images.labels is None else images.labels[indices],
         aspect_ratios=None if images.aspect_ratios is None else images.aspect_ratios[indices],
-        files=tuple(images.files[i] for i in indices.tolist()) if images.files else (),
+        files=files,
     )
 
 
@@ -132,6 +146,9 @@ class ReadOptions:
     keep_aspect: bool = False  # squeeze image files to squares and keep aspect ratios, else center-crop
     progress: Callable[[int, int], None] | None = None  # called with (done, total) while files are read
     download: bool = False
+    stream: bool | None = False  # decode images when they are needed (None: if memory cannot hold them)
+    threads: int = 0  # that decode streamed images (0: one per CPU core)
+    most_unreadable: float = MOST_UNREADABLE  # share of streamed images
 
 
 Reader = Callable[[str, ReadOptions], ImageSet]
@@ -194,6 +211,9 @@ def load(
     size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     keep_aspect: bool = False,
+    stream: bool | None = False,
+    threads: int = 0,
+    most_unreadable: float = MOST_UNREADABLE,
 ) -> ImageSet:
     """The "train" or "test" images of a registered data set or of a folder.
 
@@ -201,6 +221,10 @@ def load(
     fetches cifar10 and cifar100 to it. Image files are resized to `size`; `progress(done, total)` is called
     while they are read. They are center-cropped to squares; with `keep_aspect` they are squeezed to squares,
     and views use `aspect_ratios` to undo that.
+
+    With `stream`, image files are decoded when they are needed, by `threads` threads; None streams them if
+    they would take more than half of the free memory. More unreadable files than the share `most_unreadable`
+    are an error.
     """
     name = os.fspath(name)
     if split not in ("train", "test"):
@@ -212,7 +236,11 @@ def load(
         raise UserError(
             f"size {size} is for folders of images; those of {name} are {entry.image_size} pixels wide"
         )
-    return entry.read(split, ReadOptions(resolve_data_dir(data_dir), size, keep_aspect, progress, download))
+    if stream and entry.image_size is not None:
+        raise UserError(f"{name} has no image files to stream; give another --data-device")
+    place = resolve_data_dir(data_dir)
+    how = ReadOptions(place, size, keep_aspect, progress, download, stream, threads, most_unreadable)
+    return entry.read(split, how)
 
 
 def validation(
@@ -269,28 +297,53 @@ def load_folder(folder: Path, split: str, options: ReadOptions, splits: Layout |
     """The "train" or "test" images of a folder, in the splits of its ``layout``."""
     if options.size is not None and not 8 <= options.size <= 1024:
         raise UserError(f"size is {options.size}; images of a folder can have from 8 to 1024 pixels")
-    train, test, _ = layout(folder) if splits is None else splits
+    train, test, _ = find_splits(folder, options) if splits is None else splits
     if not train.entries:
         raise UserError(
             f"there are no images to learn from in {str(folder)!r}; images are {' '.join(EXTENSIONS)}"
         )
     chosen = train if test is None or split == "train" else test
     if test is None and train.labelled:
-        mask = held_out(np.array([name for _, name in train.entries]), TEST_SHARE) == (split == "test")
-        chosen = train._replace(entries=[train.entries[i] for i in np.flatnonzero(mask)])
+        mask = held_out(train.class_of_each(), TEST_SHARE) == (split == "test")
+        chosen = train.only(np.flatnonzero(mask))
     elif test is None and split == "test":
         raise UserError(f"{str(folder)!r} has neither classes nor a test folder, so it has no test images")
     if not chosen.entries:
         raise UserError(f"{str(folder)!r} has no class of two images or more, so none is left for {split}")
-    images = decode_listing(folder, chosen, train.entries, options, test.entries if test else [])
+    if isinstance(chosen, Source):
+        images = stream(folder, chosen, train, options, test)
+    else:
+        images = decode_listing(folder, chosen, train.entries, options, test.entries if test else [])
     return replace(images, source=str(folder.resolve()))
+
+
+def find_splits(folder: Path, options: ReadOptions, test_folders: tuple[str, ...] = TEST_FOLDERS) -> Layout:
+    """The splits of a folder: sources if they are streamed, listings if they are decoded."""
+    if has_shards(folder):
+        if options.stream is False:
+            raise UserError(f"{str(folder)!r} has shards, which are streamed; give --data-device stream")
+        return stream_layout(folder, test_folders)
+    if options.stream:
+        return stream_layout(folder, test_folders)
+    if options.stream is False or os.environ.get("SIMPLICIA_CACHE"):
+        return layout(folder, test_folders)
+    if indexed(folder):  # found in a fraction of the time that a listing takes
+        splits = stream_layout(folder, test_folders)
+        size = options.size or suitable_size(*openers(splits.train))
+        return layout(folder, test_folders) if fits_memory(len(splits.train), size) else splits
+    splits = layout(folder, test_folders)
+    train = splits.train.entries
+    fits = fits_memory(len(train), options.size or suitable_size(len(train), lambda i: train[i][0]))
+    return splits if fits else stream_layout(folder, test_folders)
 
 
 def folder_validation(folder: Path, options: ReadOptions) -> ImageSet | None:
     """The val images of a folder; None if there are none, or if they are its test split."""
-    train, test, val = layout(folder)
+    train, test, val = find_splits(folder, options)
     if test is None or val is None or not (train.labelled and test.labelled):
         return None
+    if isinstance(val, Source):
+        return stream(folder, val, train, options, test)
     classes = {name for _, name in train.entries + test.entries}
     for file, name in val.entries:
         if name is None:
@@ -300,14 +353,24 @@ def folder_validation(folder: Path, options: ReadOptions) -> ImageSet | None:
     return decode_listing(folder, val, train.entries, options, test.entries)
 
 
-def read_all(path: Path, size: int) -> ImageSet:
+def read_all(path: Path, size: int, stream_it: bool | None = None) -> ImageSet:
     """One image file, or all images below a folder, without labels or splits."""
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"there is no folder or image {str(path)!r}")
+    if path.is_dir() and (stream_it or has_shards(path)):
+        source = open_source(path)
+        if not source.entries and has_shards(path):
+            raise UserError(
+                f"{str(path)!r} has no shards itself; give one of its splits, such as its train folder"
+            )
+        if source.entries:
+            found = stream(path, source, source, ReadOptions(size=size))
+            return replace(found, labels=None, classes=())
     listing = Listing([(path, None)], []) if path.is_file() else list_images(path)
     if not listing.entries:
         raise UserError(f"there is no image in {str(path)!r}; images are {' '.join(EXTENSIONS)}")
-    return decode_listing(path.parent if path.is_file() else path, listing, [], ReadOptions(size=size))
+    options = ReadOptions(size=size, stream=None if stream_it is None else False)
+    return decode_listing(path.parent if path.is_file() else path, listing, [], options)
 
 
 def decode_listing(
@@ -317,7 +380,11 @@ def decode_listing(
 
     All splits get the size that suits the ``train`` images, and number the classes of these and ``others``.
     """
-    size = options.size or suitable_size([file for file, _ in train])
+    size = options.size or suitable_size(len(train), lambda i: train[i][0])
+    too_large = options.stream is None and not os.environ.get("SIMPLICIA_CACHE")
+    if options.stream or (too_large and not fits_memory(len(listing.entries), size)):
+        sources = [from_listing(folder, each) for each in (listing, Listing([*train, *others], []))]
+        return stream(folder, sources[0], sources[1], replace(options, size=size))
     images, report = decode_files(listing.files, size, options.keep_aspect, options.progress)
     names = sorted({name for _, name in (*train, *others) if name is not None}) if listing.labelled else []
     number = {name: i for i, name in enumerate(names)}
@@ -325,10 +392,48 @@ def decode_listing(
     skipped = sorted(listing.skipped + report.skipped)
     return ImageSet(
         name=folder.resolve().name,
-        images=torch.from_numpy(images),
+        images=_as_tensor(images),
         labels=torch.tensor([number[name or ""] for _, name in readable]) if names else None,
         classes=tuple(names),
         aspect_ratios=torch.tensor(report.aspect_ratios) if options.keep_aspect else None,
         files=tuple(file.relative_to(folder).as_posix() for file, _ in readable),
         skipped=tuple((path.relative_to(folder).as_posix(), reason) for path, reason in skipped),
+    )
+
+
+def _as_tensor(images: np.ndarray) -> Tensor:
+    with warnings.catch_warnings():  # pixels that are mapped read-only are never written to
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(images)
+
+
+def openers(source: Source) -> tuple[int, Callable[[int], BytesIO]]:
+    """The number of images, and a function that opens one."""
+    return len(source), lambda i: BytesIO(source.read(i))
+
+
+def stream(
+    folder: Path, source: Source, train: Source, options: ReadOptions, test: Source | None = None
+) -> ImageSet:
+    """The images of a source, decoded when they are needed. Classes are numbered as in all splits."""
+    size = options.size or suitable_size(*openers(train))
+    names, labels = train.classes, source.labels
+    if test is not None and not {*test.classes} <= {*names}:
+        names = tuple(sorted({*names, *test.classes}))
+    if labels is not None and names != source.classes:
+        unknown_names = [name for name in source.classes if name not in names]
+        if unknown_names:
+            raise UserError(f"{source.root} has class {unknown_names[0]!r}, which train does not have")
+        number = {name: i for i, name in enumerate(names)}
+        labels = np.array([number[name] for name in source.classes])[labels]
+    if source.root != folder:  # files are named as if they were listed
+        source.prefix = f"{os.path.relpath(source.root, folder)}/"
+    images = StreamedImages(source, size, options.keep_aspect, options.threads, options.most_unreadable)
+    return ImageSet(
+        name=folder.resolve().name,
+        images=images,
+        labels=None if labels is None else torch.from_numpy(np.array(labels)),
+        classes=names if labels is not None else (),
+        files=images.files,
+        skipped=tuple((os.path.relpath(path, folder), reason) for path, reason in sorted(source.skipped)),
     )

@@ -4,6 +4,7 @@ A cached list is decoded once, and may be larger than memory. It is two files, n
 sizes and times of change of its images: the pixels as a memory-mapped array, and JSON about the files.
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -11,16 +12,20 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from simplicia.errors import UserError
-from simplicia.files import atomic_write
+from simplicia.files import atomic_write, locked
 
 VERSION = 3  # of the decoder: another version never reads this one's cache
 SIZES = (32, 64, 96, 128, 224)
+
+Outcome = float | str  # of decoding a file: its width / height, or why it cannot be read
 
 
 @dataclass
@@ -32,6 +37,14 @@ class FileReport:
     skipped: list[tuple[Path, str]] = field(default_factory=list)
     permanent: bool = True  # False: a file that could not be opened may be readable the next time
 
+    def add(self, path: Path, i: int, outcome: Outcome) -> None:
+        """Add what became of the next file."""
+        if isinstance(outcome, str):
+            self.skipped.append((path, outcome))
+        else:
+            self.readable.append(i)
+            self.aspect_ratios.append(outcome)
+
 
 def decode_files(
     files: list[Path],
@@ -41,33 +54,33 @@ def decode_files(
 ) -> tuple[np.ndarray, FileReport]:
     """The readable images, (N, 3, size, size) uint8, and a report; a UserError if none is readable."""
 
-    def decode_all(images: np.ndarray) -> FileReport:
-        report = FileReport()
+    def decode_all(images: np.ndarray, report: FileReport, note: Callable[[Outcome], None]) -> None:
+        first = len(report.readable) + len(report.skipped)
         executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
         try:
-            results = executor.map(lambda path: _try_decode(path, size, keep_aspect), files)
-            for i, result in enumerate(results):
+            results = executor.map(lambda path: _try_decode(path, size, keep_aspect), files[first:])
+            for i, result in enumerate(results, first):
                 if isinstance(result, Exception):
                     reason, permanent = _explain(result)
-                    report.skipped.append((files[i], reason))
                     report.permanent = report.permanent and permanent
+                    outcome: Outcome = reason
                 else:
-                    image, aspect_ratio = result
+                    image, outcome = result
                     images[len(report.readable)] = image.transpose(2, 0, 1)
-                    report.readable.append(i)
-                    report.aspect_ratios.append(aspect_ratio)
+                report.add(files[i], i, outcome)
+                note(outcome)
                 if progress is not None:
                     progress(i + 1, len(files))
         finally:
             executor.shutdown(cancel_futures=True)
-        return report
 
     if cache := os.environ.get("SIMPLICIA_CACHE"):
         images, report = _cached(Path(cache).expanduser(), files, size, keep_aspect, decode_all)
     else:
         _check_memory(len(files), size)
         images = np.empty((len(files), 3, size, size), dtype=np.uint8)
-        report = decode_all(images)
+        report = FileReport()
+        decode_all(images, report, lambda outcome: None)
     if not report.readable:
         path, reason = report.skipped[0]
         raise UserError(f"none of the {len(files)} images can be read, such as {str(path)!r}: {reason}")
@@ -93,14 +106,17 @@ def _explain(error: Exception) -> tuple[str, bool]:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__, permanent
 
 
-def suitable_size(files: list[Path]) -> int:
-    """The largest of `SIZES` up to the median short side of 64 images, or the smallest."""
+def suitable_size(count: int, open_file: Callable[[int], Any]) -> int:
+    """The largest of `SIZES` up to the median short side of 64 images, or the smallest.
+
+    ``open_file`` gives what Pillow opens: a path, or a file of bytes.
+    """
     from simplicia.data.image_files import FORMATS, Image
 
     sides: list[int] = []
-    for i in np.random.Generator(np.random.PCG64(0)).permutation(len(files)):
+    for i in np.random.Generator(np.random.PCG64(0)).permutation(count):
         try:
-            with Image.open(files[i], formats=FORMATS) as image:
+            with Image.open(open_file(i), formats=FORMATS) as image:
                 sides.append(min(image.size))
         except Exception:  # decode_files says why
             continue
@@ -129,18 +145,17 @@ def digest(files: list[Path], size: int, keep_aspect: bool = False) -> str:
     return result.hexdigest()[:32]
 
 
-class _NotCacheable(Exception):
-    """Carries images and a report that must not be cached. Memory-mapped images outlive their file."""
-
-
 def _cached(
     cache: Path,
     files: list[Path],
     size: int,
     keep_aspect: bool,
-    decode_all: Callable[[np.ndarray], FileReport],
+    decode_all: Callable[[np.ndarray, FileReport, Callable[[Outcome], None]], None],
 ) -> tuple[np.ndarray, FileReport]:
-    """Images and report from the cache, which ``decode_all`` fills first if it must."""
+    """Images and report from the cache, which ``decode_all`` fills first if it must.
+
+    One process fills it, and others wait. What was decoded before a process was killed stays.
+    """
     name = digest(files, size, keep_aspect)
     pixels, about = cache / f"{name}.npy", cache / f"{name}.json"
     shape = len(files), 3, size, size
@@ -149,24 +164,30 @@ def _cached(
         return cached
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        _check_disk(cache, shape)
-        with atomic_write(pixels) as temporary:
-            images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
-            _allocate_blocks(temporary)
-            report = decode_all(images)
+        with locked(cache / f".{name}.lock"):
+            cached = _read_cache(pixels, about, shape)
+            if cached is not None:  # another process filled it meanwhile
+                return cached
+            partial, journal = cache / f"{name}.partial", cache / f"{name}.journal"
+            report = _resume(partial, journal, files, shape)
+            images = np.lib.format.open_memmap(partial, mode="r+")
+            with journal.open("a", buffering=1) as file:
+                decode_all(images, report, lambda outcome: print(json.dumps(outcome), file=file))
             images.flush()
-            if not report.permanent:
-                raise _NotCacheable(images, report)
+            if not report.permanent:  # memory-mapped images outlive their file
+                partial.unlink()
+                journal.unlink()
+                return images, report
             del images  # some systems do not rename a mapped file
-        with atomic_write(about) as temporary:
-            content = {
-                "readable": report.readable,
-                "aspects": report.aspect_ratios,
-                "skipped": [[str(path), reason] for path, reason in report.skipped],
-            }
-            temporary.write_text(json.dumps(content), encoding="utf-8")
-    except _NotCacheable as result:
-        return result.args
+            with atomic_write(about) as temporary:
+                content = {
+                    "readable": report.readable,
+                    "aspects": report.aspect_ratios,
+                    "skipped": [[str(path), reason] for path, reason in report.skipped],
+                }
+                temporary.write_text(json.dumps(content), encoding="utf-8")
+            partial.replace(pixels)
+            journal.unlink()
     except OSError as error:
         raise UserError(
             f"decoded images cannot be kept in {str(cache)!r} (SIMPLICIA_CACHE): {error}"
@@ -177,10 +198,53 @@ def _cached(
     return cached
 
 
+def _resume(partial: Path, journal: Path, files: list[Path], shape: tuple[int, ...]) -> FileReport:
+    """What a killed process decoded, or an empty report and new files.
+
+    Its pixels are in the system's memory until they reach the disk, so they count until the next start of the
+    system.
+    """
+    report, here = FileReport(), json.dumps([_boot(), list(shape)])
+    try:
+        begun, *lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+        header = np.lib.format.open_memmap(partial, mode="r")
+        valid = begun == f"{here}\n" and header.shape == shape and header.dtype == np.uint8
+        if valid and not (partial.is_symlink() or journal.is_symlink()):
+            complete = [line for line in lines if line.endswith("\n")]
+            for i, line in enumerate(complete):
+                report.add(files[i], i, json.loads(line))
+            if len(complete) < len(lines):  # the end of the last line is missing
+                journal.write_text("".join([begun, *complete]), encoding="utf-8")
+            return report
+    except (OSError, ValueError, TypeError, IndexError):
+        pass
+    for path in (partial, journal):
+        path.unlink(missing_ok=True)
+    _check_disk(partial.parent, shape)
+    for path in (partial, journal):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        images = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
+        _allocate_blocks(partial)
+    except OSError:
+        partial.unlink()
+        raise
+    del images
+    journal.write_text(f"{here}\n", encoding="utf-8")
+    return FileReport()
+
+
+def _boot() -> str:
+    """What changes when the system starts."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
 def _read_cache(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, FileReport] | None:
     """Cached images and their report; None if they are missing or damaged."""
     try:
-        array = np.load(pixels, mmap_mode="c", allow_pickle=False)
+        array = _map(pixels)
         content = json.loads(about.read_text(encoding="utf-8"))
         readable, aspect_ratios = content["readable"], content["aspects"]
         skipped = [(Path(path), str(reason)) for path, reason in content["skipped"]]
@@ -191,6 +255,16 @@ def _read_cache(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.n
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     return (array, FileReport(readable, aspect_ratios, skipped)) if valid else None
+
+
+def _map(pixels: Path) -> np.ndarray:
+    """Map pixels, so that what is written to them stays in memory, unless memory is too small for that."""
+    try:
+        return np.load(pixels, mmap_mode="c", allow_pickle=False)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        return np.load(pixels, mmap_mode="r", allow_pickle=False)
 
 
 def _allocate_blocks(path: Path) -> None:
@@ -207,6 +281,29 @@ def _check_disk(cache: Path, shape: tuple[int, ...]) -> None:
             f"{shape[0]:,} decoded images of {shape[2]} x {shape[3]} take {needed / 1e9:.1f} GB, and "
             f"{str(cache)!r} (SIMPLICIA_CACHE) has {free / 1e9:.1f} GB free"
         )
+
+
+def fits_memory(count: int, size: int) -> bool:
+    """Whether decoded images take at most half of the free memory; of another process, if it decides."""
+    import torch.distributed as dist
+
+    decision = [2 * count * 3 * size * size <= free_memory()]
+    if dist.is_available() and dist.is_initialized():
+        dist.broadcast_object_list(decision, 0)  # what is free may differ, and all must do the same
+    return decision[0]
+
+
+def free_memory() -> float:
+    """Bytes of memory that are free, for this process's group (a container, a job) too."""
+    free = math.inf
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    with suppress(OSError, ValueError):  # the limit is "max" where there is none
+        group = Path("/sys/fs/cgroup")
+        used = int((group / "memory.current").read_text())
+        free = min(free, int((group / "memory.max").read_text()) - used)
+    return free
 
 
 def _check_memory(count: int, size: int) -> None:

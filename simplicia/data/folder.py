@@ -2,8 +2,11 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from simplicia.data.decoding import digest
 from simplicia.errors import UserError
@@ -26,6 +29,7 @@ class Listing(NamedTuple):
 
     entries: list[Entry]
     skipped: list[tuple[Path, str]]  # (path, reason): cannot be opened, or of an unsupported format
+    folders: tuple[Path, ...] = ()  # all that were looked into; a new file changes the time of one of them
 
     @property
     def files(self) -> list[Path]:
@@ -35,13 +39,21 @@ class Listing(NamedTuple):
     def labelled(self) -> bool:
         return all(name is not None for _, name in self.entries)
 
+    def class_of_each(self) -> np.ndarray:
+        """What tells the classes of the images apart."""
+        return np.array([name for _, name in self.entries])
+
+    def only(self, chosen: np.ndarray) -> "Listing":
+        """Some of the images."""
+        return self._replace(entries=[self.entries[i] for i in chosen])
+
 
 class Layout(NamedTuple):
     """The splits of a folder; without a test split, a share of each class is held out for testing."""
 
-    train: Listing
-    test: Listing | None = None
-    val: Listing | None = None  # if it is not the test split
+    train: Any  # a Listing, or what can take its place
+    test: Any = None
+    val: Any = None  # if it is not the test split
 
 
 def fingerprint(folder: Path) -> str:
@@ -50,21 +62,30 @@ def fingerprint(folder: Path) -> str:
     return digest(sorted({*train.files, *(test.files if test else ())}), 0)
 
 
-def layout(folder: Path, test_folders: tuple[str, ...] = TEST_FOLDERS) -> Layout:
+def layout(
+    folder: Path,
+    test_folders: tuple[str, ...] = TEST_FOLDERS,
+    list_folder: Callable[[Path], Any] | None = None,
+) -> Layout:
     """The training and test images of a folder.
 
     A subfolder called train is the training split if there is also a test folder, or nothing else; otherwise
     it is a class. The test split is the first of ``test_folders`` with images, or, if training images have
     labels, the first with labels. Names of splits match in any case; splits and classes may be links.
     """
+    list_folder = list_folder or list_images
     inside = _subfolders(folder)
     train_name = _match(inside, TRAIN_FOLDERS)
     present = {test: name for test in test_folders if (name := _match(inside, (test,))) is not None}
     if train_name is None or (inside != {train_name} and not present):
-        return Layout(list_images(folder))
-    train = list_images(folder / train_name)
-    listings = {test: list_images(folder / name) for test, name in present.items()}
-    listings = {test: listing for test, listing in listings.items() if listing.entries}
+        return Layout(list_folder(folder))
+    train = list_folder(folder / train_name)
+    listings = {test: list_folder(folder / name) for test, name in present.items()}
+    return choose_splits(train, {test: listing for test, listing in listings.items() if listing.entries})
+
+
+def choose_splits(train: Any, listings: dict[str, Any]) -> Layout:
+    """The splits, given those that may be tested on in the order of preference."""
     labelled = {test: listing for test, listing in listings.items() if listing.labelled and train.labelled}
     for test, listing in (labelled or listings).items():
         val = [] if test in VAL_FOLDERS else [listings[name] for name in VAL_FOLDERS if name in listings]
@@ -89,6 +110,7 @@ def list_images(folder: Path) -> Listing:
     """All image files below a folder, sorted by path. Links are followed to class folders only."""
     entries: list[Entry] = []
     skipped: list[tuple[Path, str]] = []
+    visited: list[Path] = []
 
     def skip(error: OSError) -> None:
         skipped.append((Path(error.filename), error.strerror or "cannot be opened"))
@@ -96,6 +118,7 @@ def list_images(folder: Path) -> Listing:
     resolved, roots = folder.resolve(), [folder]
     walks = ((root, *step) for root in roots for step in os.walk(root, onerror=skip))
     for root, parent, subfolders, files in walks:
+        visited.append(Path(parent))
         below = Path(parent).relative_to(folder).parts
         if below and "recipe.yaml" in files:  # a run directory: its images are not data
             subfolders.clear()
@@ -120,4 +143,4 @@ def list_images(folder: Path) -> Listing:
             elif root == folder:
                 roots.append(link)
     entries.sort(key=lambda entry: entry[0].relative_to(folder).as_posix())
-    return Listing(entries, skipped)
+    return Listing(entries, skipped, tuple(visited))

@@ -33,12 +33,12 @@ def decode(path: Path, size: int, keep_aspect: bool = False) -> tuple[np.ndarray
         # JPEG decoders can skip the finest detail; twice the size leaves enough to resize well.
         scale = 2 * size / min(image.size)
         image.draft("RGB", (round(image.width * scale), round(image.height * scale)))
-        with _in_flight(image.width * image.height):
+        with in_flight(image.width * image.height):
             return to_square(image, size, keep_aspect)
 
 
 @contextmanager
-def _in_flight(pixels: int) -> Iterator[None]:
+def in_flight(pixels: int) -> Iterator[None]:
     """Wait until all images that threads decode have at most ``MOST_PIXELS``; a larger one is alone."""
     global _decoding
     with _finished:
@@ -57,13 +57,9 @@ def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple
 
     The image is center-cropped to a square, or with ``keep_aspect`` squeezed to one.
     """
-    if image.width * image.height > MOST_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels are too many")
+    check_pixels(image)
     image.load()
-    try:
-        orientation = image.getexif().get(0x0112, 1)  # after loading, which turns some formats upright
-    except Exception:  # an image with broken EXIF data is still readable
-        orientation = 1
+    turn = orientation(image)  # after loading, which turns some formats upright
     aspect_ratio = image.width / image.height
     if image.mode == "F" or image.mode.startswith("I"):
         image = _to_rgb(image)  # before cropping: the range of values is that of all pixels
@@ -76,10 +72,33 @@ def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple
     if image.mode != "L":  # three equal channels would take four times the memory
         image = _to_rgb(image)
     square = image.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0).convert("RGB")
-    if orientation not in TURNS:
+    if turn not in TURNS:
         return np.asarray(square), aspect_ratio
-    upright = np.asarray(square.transpose(TURNS[orientation]))
-    return upright, 1 / aspect_ratio if orientation >= 5 else aspect_ratio
+    upright = np.asarray(square.transpose(TURNS[turn]))
+    return upright, 1 / aspect_ratio if turn >= 5 else aspect_ratio
+
+
+def check_pixels(image: Image.Image) -> None:
+    """A ValueError for an image that is too large to decode."""
+    if image.width * image.height > MOST_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels are too many")
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF tag that says how an image lies; 1: upright."""
+    try:
+        turn = image.getexif().get(0x0112, 1)
+        return turn if turn in TURNS else 1
+    except Exception:  # an image with broken EXIF data is still readable
+        return 1
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An image of any kind, upright, in RGB."""
+    image.load()
+    turn = orientation(image)
+    image = _to_rgb(image).convert("RGB")
+    return image.transpose(TURNS[turn]) if turn in TURNS else image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet, ReadOptions, resolve_data_dir
-from simplicia.data.folder import VAL_FOLDERS, layout
+from simplicia.data.folder import VAL_FOLDERS
 from simplicia.errors import UserError
 
 # their folders below the data folder, which may be the set's own
@@ -43,7 +43,7 @@ def root(name: str, data_dir: Path | None) -> Path:
 def _read(name: str, split: str, options: ReadOptions) -> ImageSet:
     """The train images, or for "test" those of val."""
     path = root(name, options.data_dir)
-    splits = layout(path, VAL_FOLDERS)
+    splits = datasets.find_splits(path, options, VAL_FOLDERS)
     if splits.test is None:
         raise UserError(f"{name} needs the folder {str(path / 'val')!r} next to train; none has images")
     images = datasets.load_folder(path, split, options, splits)

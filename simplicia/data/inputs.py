@@ -127,7 +127,8 @@ def _from_files(
     progress: Callable[[int, int], None],
 ) -> ImageSet:
     files = [Path(path) for path in paths]
-    array, report = decode_files(files, size or suitable_size(files), keep_aspect, progress)
+    size = size or suitable_size(len(files), files.__getitem__)
+    array, report = decode_files(files, size, keep_aspect, progress)
     return _in_8_bits(
         torch.from_numpy(array),
         [labels[i] for i in report.readable],

@@ -29,7 +29,7 @@ class DeviceLoader:
         self.batch_size, self.seed, self.device, self.rank, self.world = batch_size, seed, device, rank, world
         self.micro_batches = micro_batches
         self.count, self.batches = len(images), len(images) // batch_size
-        self.epoch, self.order = -1, torch.empty(0)
+        self.orders: dict[int, Tensor] = {}  # of the last two epochs
         self._store(images, aspect_ratios)
 
     def _store(self, images: Tensor, aspect_ratios: Tensor | None) -> None:
@@ -40,12 +40,17 @@ class DeviceLoader:
     def indices(self, step: int) -> Tensor:
         """The images that this process sees at a step, counted from the start of training."""
         epoch, batch = divmod(step, self.batches)
-        if epoch != self.epoch:
+        if epoch not in self.orders:
             generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
-            self.order = torch.randperm(self.count, generator=generator).to(self.index_device)
-            self.epoch = epoch
-        global_batch = self.order[batch * self.batch_size : (batch + 1) * self.batch_size]
-        return global_batch.view(self.micro_batches, self.world, -1)[:, self.rank].flatten()
+            order = torch.randperm(self.count, generator=generator).to(self.index_device)
+            # two: a loader that works ahead changes to and fro between them
+            self.orders = dict([*self.orders.items(), (epoch, order)][-2:])
+        global_batch = self.orders[epoch][batch * self.batch_size : (batch + 1) * self.batch_size]
+        return self.share(global_batch)
+
+    def share(self, batch: Tensor) -> Tensor:
+        """The rows of a global batch that this process takes: its part of each micro-batch."""
+        return batch.unflatten(0, (self.micro_batches, self.world, -1))[:, self.rank].flatten(0, 1)
 
     def fetch(self, step: int, indices: Tensor) -> Tensor:
         """Make a step's images available; returns their rows in ``images``."""
@@ -54,6 +59,9 @@ class DeviceLoader:
     def gather(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The images, and their aspect ratios if known, of rows that ``fetch`` returned."""
         return self.images[rows], None if self.aspect_ratios is None else self.aspect_ratios[rows]
+
+    def close(self) -> None:
+        """Stop what works ahead."""
 
 
 class HostLoader(DeviceLoader):

@@ -1,9 +1,12 @@
 """Images in, arrays out: representations of a folder or of a named data set, with files or labels."""
 
 import csv
-from collections.abc import Sequence
+import math
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import layout
 from simplicia.errors import UserError
-from simplicia.evaluate.features import load_split, smallest_integer
+from simplicia.evaluate.features import MAPPED_BYTES, load_split
 from simplicia.files import atomic_write
 from simplicia.progress import Progress
 from simplicia.representation import represent
@@ -47,27 +50,36 @@ def encode(
     checked = list(map(run.check_layer, dict.fromkeys(layers))) if layers else [run.check_layer(None)]
     if temperature is not None and "sem" not in checked:
         run.check_layer(checked[0], temperature)
-    sets, arrays = _read(run, images, data_dir)
+    sets, about = _read(run, images, data_dir)
     net: Any = run.network(network)
-    parts: dict[str, list[Tensor]] = {layer: [] for layer in checked}
-    count, done, finite = sum(map(len, sets)), 0, True
+    count, done = sum(map(len, sets)), 0
+    kept: list[int] = []  # the numbers of images that could be read
+    unreadable: list[tuple[str, str]] = []
     with closing(Progress("encoding", count, 0, quiet)) as bar:
-        for batch in (batch for part in sets for batch in part.images.split(256)):
-            features = net.encoder(run.view(batch))  # once for all layers
-            finite = finite and bool(features.isfinite().all())  # codes would not show it
+        stores: dict[str, _Store] = {}
+        for numbers, pixels in _batches(sets, unreadable):
+            features = net.encoder(run.view(pixels))  # once for all layers
+            if not features.isfinite().all():  # codes would not show it
+                raise UserError(f"{run.path} gives features that are not finite; its training diverged")
             for layer in checked:
-                x = represent(net, features, layer, temperature if layer == "sem" else None).cpu()
-                parts[layer].append(
-                    x.to(smallest_integer(net.bottleneck.vertices)) if layer == "codes" else x
-                )
-            done += len(batch)
+                x = represent(net, features, layer, temperature if layer == "sem" else None).cpu().numpy()
+                if not np.isfinite(x).all():
+                    raise UserError(f"{run.path} gives features that are not finite; its training diverged")
+                x = x.astype(_smallest(net.bottleneck.vertices)) if layer == "codes" else x
+                if layer not in stores:
+                    stores[layer] = _Store(layer, x, count, out.parent)
+                stores[layer].add(x)
+            kept += numbers
+            done += len(numbers)
             bar.update(done, ", ".join(checked))
-    arrays |= {layer: torch.cat(batches).numpy() for layer, batches in parts.items()}
-    if not finite or not all(np.isfinite(arrays[layer]).all() for layer in checked):
-        raise UserError(f"{run.path} gives features that are not finite; its training diverged")
-    with atomic_write(out) as temporary:
-        FORMATS[out.suffix](temporary, arrays, checked)
-    return count, checked, [row for part in sets for row in part.skipped]
+        if not kept:
+            path, reason = unreadable[0]
+            raise UserError(f"none of the {count} images can be read, such as {path!r}: {reason}")
+        arrays = {name: values if name == "classes" else values[kept] for name, values in about.items()}
+        arrays |= {layer: store.array() for layer, store in stores.items()}
+        with atomic_write(out) as temporary:
+            FORMATS[out.suffix](temporary, arrays, checked)
+    return len(kept), checked, unreadable + [row for part in sets for row in part.skipped]
 
 
 def _write_npz(path: Path, arrays: dict[str, np.ndarray], layers: list[str]) -> None:
@@ -96,14 +108,67 @@ def _write_csv(path: Path, arrays: dict[str, np.ndarray], layers: list[str]) -> 
 FORMATS = {".npz": _write_npz, ".csv": _write_csv}
 
 
+class _Store:
+    """The rows of an array: in memory, or if they are many in a file without a name."""
+
+    def __init__(self, layer: str, first: np.ndarray, count: int, folder: Path):
+        shape, self.done = (count, *first.shape[1:]), 0
+        size = math.prod(shape) * first.dtype.itemsize
+        self.rows: np.ndarray
+        if size <= MAPPED_BYTES:
+            self.rows = np.empty(shape, first.dtype)
+            return
+        free = shutil.disk_usage(folder).free
+        if 2 * size > free:
+            instead = "" if layer == "codes" else "; --layer codes takes far less"
+            raise UserError(
+                f"layer {layer!r} of {count:,} images takes {size / 1e9:.0f} GB twice while it is written, "
+                f"and {str(folder)!r} has {free / 1e9:.0f} GB free{instead}"
+            )
+        with TemporaryFile(dir=folder) as file:  # the map keeps it until it is no longer used
+            self.rows = np.memmap(file, first.dtype, "w+", shape=shape)
+
+    def add(self, x: np.ndarray) -> None:
+        self.rows[self.done : self.done + len(x)] = x
+        self.done += len(x)
+
+    def array(self) -> np.ndarray:
+        return self.rows[: self.done]
+
+
+def _batches(sets: list[ImageSet], unreadable: list[tuple[str, str]]) -> Iterator[tuple[list[int], Tensor]]:
+    """Batches of the images that can be read, with their numbers; adds the others to ``unreadable``."""
+    start = 0
+    for images in sets:
+        if not images.streamed:
+            for batch in images.images.split(256):
+                yield list(range(start, start + len(batch))), batch
+                start += len(batch)
+            continue
+        first = start
+        for batch, reasons in images.images.decoded(256):
+            unreadable += [(images.files[start - first + i], reason) for i, reason in reasons.items()]
+            readable = [i for i in range(len(batch)) if i not in reasons]
+            if readable:
+                yield [start + i for i in readable], batch[readable]
+            start += len(batch)
+
+
+def _smallest(vertices: int) -> Any:
+    """The smallest integers that hold codes of so many vertices."""
+    return next(kind for kind in (np.uint8, np.uint16, np.int32) if vertices - 1 <= np.iinfo(kind).max)
+
+
 def _read(run: Run, images: str, data_dir: str | Path | None) -> tuple[list[ImageSet], dict[str, np.ndarray]]:
     """Image sets, and arrays that describe each of their images."""
     size = run.recipe.actual_decode_size
+    stream = True if run.recipe.stream else None
     if images not in datasets.names() or Path(images).exists():
-        batch = datasets.read_all(Path(images), size)
+        batch = datasets.read_all(Path(images), size, stream)
         return [batch], {"files": np.array(batch.files), **_labels(Path(images), batch.files)}
     place, decoded = data_dir or run.recipe.data_dir, datasets.decoded_size(images, size)
-    sets = [load_split(images, split, place, decoded) for split in ("train", "test")]
+    stream = stream if datasets.has_files(images) else False
+    sets = [load_split(images, split, place, decoded, stream) for split in ("train", "test")]
     about = {
         "labels": np.concatenate([part.labels.numpy() for part in sets if part.labels is not None]),
         "classes": np.array(sets[0].classes),

@@ -1,33 +1,45 @@
 """Labelled images, and the encoder's features of them, for all evaluations."""
 
-from collections.abc import Sequence
+import itertools
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
+from simplicia.data.sources import cache_folder
 from simplicia.errors import UserError
 from simplicia.progress import SHOWN, Counter, say, tracked
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe
 
 CACHED_SETS = 4  # sets of images whose features a run keeps
+MAPPED_BYTES = 4 * 2**30  # larger features are kept in a file
 
 
 def load_labelled(
-    run: Run | Recipe, data: str | None = None, data_dir: str | None = None
+    run: Run | Recipe, data: str | None = None, data_dir: str | None = None, can_stream: bool = False
 ) -> tuple[ImageSet, ImageSet]:
-    """Load labelled train and test images: the run's own data set, or another one."""
+    """Load labelled train and test images: the run's own data set, or another one.
+
+    If the evaluation ``can_stream``, images are streamed if the run's were, or if memory cannot hold them.
+    """
     recipe = run.recipe if isinstance(run, Run) else run
     name, directory = data or recipe.data, data_dir or recipe.data_dir
     size = datasets.decoded_size(name, recipe.actual_decode_size)
-    train = load_split(name, "train", directory, size)
+    stream = (recipe.stream or None) if can_stream else False
+    stream = stream if datasets.has_files(name) else False
+    train = load_split(name, "train", directory, size, stream)
     check_labels(train)  # a folder without classes has no test split to load
-    test = load_split(name, "test", directory, size)
+    test = load_split(name, "test", directory, size, stream)
     for images in (train, test):
         report_skipped(images.name, images.skipped)
     if test.labels is None:
@@ -39,10 +51,12 @@ def load_labelled(
     return train, test
 
 
-def load_split(name: str, split: str, directory: str | Path | None, size: int | None) -> ImageSet:
+def load_split(
+    name: str, split: str, directory: str | Path | None, size: int | None, stream: bool | None = False
+) -> ImageSet:
     """The images of a split; a command shows how many are read."""
     with closing(Counter(f"reading {split} images", not SHOWN.get())) as bar:
-        return datasets.load(name, split, directory, size=size, progress=bar.update)
+        return datasets.load(name, split, directory, size=size, progress=bar.update, stream=stream)
 
 
 def report_skipped(name: str, skipped: Sequence[tuple[str, str]]) -> None:
@@ -98,24 +112,57 @@ def smallest_integer(vertices: int) -> torch.dtype:
 
 
 @torch.no_grad()
-def encoder_features(run: Run, images: Tensor, network: str = "online") -> Tensor:
-    """The encoder's output for each image, on the run's device.
+def encoder_features(run: Run, images: Any, network: str = "online", can_map: bool = False) -> Tensor:
+    """The encoder's output for each image, on the run's device, or if it ``can_map`` as ``gather`` has it.
 
     Computed once per set of images, and again when the images or the encoder change.
     """
     encoder = run.network(network).encoder
-    key, version = (id(images), network), _version(images, *encoder.state_dict(keep_vars=True).values())
+    pixels = [images] if isinstance(images, Tensor) else []  # files are compared when they are read
+    key, version = (id(images), network), _version(*pixels, *encoder.state_dict(keep_vars=True).values())
     if key in run.features and run.features[key][0] == version:
         return run.features[key][2]
-    features = torch.cat(
-        [encoder(run.view(batch)).float() for batch in tracked(images.split(256), "encoding images")]
-    )
-    if not features.isfinite().all():
-        raise UserError(f"{run.path} gives features that are not finite; its training diverged")
+    parts = tracked(images.split(256), "encoding images", len(images))
+    batches = (_finite(run, encoder(run.view(batch)).float()) for batch in parts)
+    features = gather(batches, len(images)) if can_map else torch.cat(list(batches))
     run.features.pop(key, None)
     while len(run.features) >= CACHED_SETS:  # drop the oldest: with their images they may be gigabytes
         del run.features[next(iter(run.features))]
     run.features[key] = version, images, features  # keeping the images keeps their id unique
+    return features
+
+
+def gather(batches: Iterator[Tensor], count: int) -> Tensor:
+    """The rows of all batches: on their device, or if they are many in 16 bits in a file that is mapped."""
+    first = next(batches)
+    shape = count, *first.shape[1:]
+    most = torch.cuda.mem_get_info(first.device)[0] // 4 if first.is_cuda else MAPPED_BYTES
+    if 4 * math.prod(shape) <= most:
+        return torch.cat([first, *batches])
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:  # the map keeps it until it is no longer used
+        if hasattr(os, "posix_fallocate"):  # writing to a mapped file on a full disk would end the process
+            os.posix_fallocate(file.fileno(), 0, 2 * math.prod(shape))
+        features = np.memmap(file, np.float16, "w+", shape=shape)
+    done = 0
+    for batch in itertools.chain([first], batches):
+        limit = torch.finfo(torch.half).max
+        features[done : done + len(batch)] = batch.clamp(-limit, limit).half().cpu().numpy()
+        done += len(batch)
+    return torch.from_numpy(features)
+
+
+def pick(features: Tensor, indices: Tensor, device: torch.device) -> Tensor:
+    """Some of the features that ``gather`` returned, on a device in 32 bits."""
+    if features.device == device:
+        return features[indices].float()
+    return features[indices.to(features.device)].to(device).float()
+
+
+def _finite(run: Run, features: Tensor) -> Tensor:
+    if not features.isfinite().all():
+        raise UserError(f"{run.path} gives features that are not finite; its training diverged")
     return features
 
 

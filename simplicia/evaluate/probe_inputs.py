@@ -18,7 +18,7 @@ from torch import Tensor
 from simplicia.data.augmentation import Views, ViewSettings
 from simplicia.data.loaders import HostLoader, choose_loader, mix_seed
 from simplicia.devices import seeded
-from simplicia.evaluate.features import encoder_features, smallest_integer
+from simplicia.evaluate.features import encoder_features, gather, pick, smallest_integer
 from simplicia.evaluate.sgd import rows, runs_triton, tiny_to_zero
 from simplicia.neighbours import one_hots
 from simplicia.representation import represent
@@ -45,25 +45,27 @@ class Inputs:
         bottleneck: Any = self.net.bottleneck
         self.layer, self.temperatures, self.dtype = layer, temperatures, precision(layer, run.device)
         self.vertices = bottleneck.vertices if layer in ("sem", "codes") else 1
-        self.features = encoder_features(run, images, network)
-        one = self.represent(self.features[:1])
+        self.features = encoder_features(run, images, network, can_map=True)
+        self.device = run.device
+        one = self.represent(pick(self.features, torch.zeros(1, dtype=torch.long), self.device))
         self.width = one.shape[-1] * (self.vertices if layer == "codes" else 1)
         self.cache: Tensor | None = None
         if not augment and len(images) * one.nbytes <= PLAIN_CACHE:
-            self.cache = torch.cat([self.represent(part) for part in self.features.split(256)], dim=-2)
+            parts = (part.to(self.device).float() for part in self.features.split(256))
+            self.cache = torch.cat([self.represent(part) for part in parts], dim=-2)
         self.views = _EpochViews(run, images, self.net.encoder) if augment else None
 
     def plain(self, indices: Tensor) -> Tensor:
         """The layer of plain images."""
         if self.cache is not None:
             return self._batch(self.cache.index_select(-2, indices))
-        return self._batch(self.represent(self.features[indices]))
+        return self._batch(self.represent(pick(self.features, indices, self.device)))
 
     def training(self, seed: int, epoch: int, indices: Tensor) -> Tensor:
         """The layer of an epoch's random views; without augmentation, of plain images."""
         if self.views is None:
             return self.plain(indices)
-        return self._batch(self.represent(self.views.features(seed, epoch)[indices].float()))
+        return self._batch(self.represent(pick(self.views.features(seed, epoch), indices, self.device)))
 
     @torch.no_grad()
     def represent(self, features: Tensor) -> Tensor:
@@ -93,7 +95,8 @@ class _EpochViews:
 
     def __init__(self, run: Run, images: Tensor, encoder: Any):
         size, self.device = run.recipe.image_size, run.device
-        self.images = images if choose_loader(images, run.device) is HostLoader else images.to(run.device)
+        stays = not isinstance(images, Tensor) or choose_loader(images, run.device) is HostLoader
+        self.images = images if stays else images.to(run.device)
         # the standard crops, whatever the method was trained with, so that results compare
         self.views = Views(ViewSettings.crop_flip(), size, tuple(run.state["mean"]), tuple(run.state["std"]))
         self.fast, self.encoder = run.device.type == "cuda", encoder
@@ -114,16 +117,19 @@ class _EpochViews:
             return self.cache[key]
         if self.temporary is not None:
             self.cache.pop(self.temporary, None)  # before this epoch needs memory
-        parts, autocast = [], torch.autocast(self.device.type, torch.bfloat16, enabled=self.fast)
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.fast)
         with seeded(mix_seed(seed, epoch), self.device), autocast:
-            for images in self.images.split(self.chunk):
-                view = self.views(images.to(self.device))[0]
-                parts.append(self.encoder(view.to(memory_format=torch.channels_last) if self.fast else view))
-        features = self.cache[key] = torch.cat(parts)
+            features = self.cache[key] = gather(
+                map(self._view, self.images.split(self.chunk)), len(self.images)
+            )
         is_small = features.nbytes <= self.free_bytes
         self.free_bytes -= features.nbytes * is_small
         self.temporary = None if is_small else key
         return features
+
+    def _view(self, images: Tensor) -> Tensor:
+        view = self.views(images.to(self.device))[0]
+        return self.encoder(view.to(memory_format=torch.channels_last) if self.fast else view)
 
 
 def precision(layer: str, device: torch.device) -> torch.dtype:

@@ -46,10 +46,13 @@ def load_images(recipe: Recipe, split: str, download: bool, quiet: bool, given: 
     if recipe.decode_size and size is None:
         raise UserError(f"decode_size is for image files; {recipe.data} has a size of its own")
     keep_aspect = recipe.keep_aspect and split == "train"  # test images are seen as they are measured
+    how = recipe.stream, recipe.data_threads, recipe.max_unreadable
     with closing(Counter("reading images", quiet)) as bar:
         if given is not None:
             return inputs.image_set(given, size or 0, keep_aspect, bar.update)
-        return datasets.load(recipe.data, split, recipe.data_dir, download, size, bar.update, keep_aspect)
+        return datasets.load(
+            recipe.data, split, recipe.data_dir, download, size, bar.update, keep_aspect, *how
+        )
 
 
 def training_images(
@@ -90,6 +93,8 @@ def resolve(
     if recipe.image_size == 0:
         chosen["image_size"] = side
     size = int(chosen.get("image_size", recipe.image_size))
+    if images.streamed and recipe.data_device == "auto":
+        chosen["data_device"] = "stream"
     if recipe.encoder == "auto":
         chosen["encoder"] = "tiny" if small_machine else "resnet18" if size <= 64 else "resnet50"
     if recipe.stem == "auto":

@@ -121,10 +121,16 @@ class Recipe:
         default_factory=dict
     )
     data_device: Annotated[
-        Literal["auto", "device", "host"],
-        'where images are kept ("auto": the device, if half its memory suffices)',
+        Literal["auto", "device", "host", "stream"],
+        'where images are kept ("auto": the device, if half its memory suffices; "stream": on disk)',
         Formerly("images_on"),
     ] = "auto"
+    data_threads: Annotated[
+        int, "threads that decode streamed images (0: one per CPU core)", Range(0, 1024)
+    ] = 0
+    max_unreadable: Annotated[
+        float, "share of streamed images that may be unreadable before training stops", Range(0, 1)
+    ] = 0.01
     log_every: Annotated[int, "steps between lines of the log", Range(low=1)] = 50
     checkpoint_minutes: Annotated[float, "minutes between checkpoints", Range(above=0)] = 2.0
     online_every: Annotated[int, "epochs between online probes (0: never; needs labels)", Count] = 0
@@ -137,6 +143,8 @@ class Recipe:
     MAY_CHANGE: ClassVar = (
         "data_dir",
         "data_device",
+        "data_threads",
+        "max_unreadable",
         "log_every",
         "checkpoint_minutes",
         "online_every",
@@ -204,6 +212,11 @@ class Recipe:
             )
         if self.bottleneck == "sem" and self.sem.vertices == 1:
             raise UserError("sem.vertices is 1; a simplex of one vertex is always 1, so give 2 or more")
+
+    @property
+    def stream(self) -> bool | None:
+        """Whether images are decoded for each step (None: if they do not fit into memory)."""
+        return {"auto": None, "stream": True}.get(self.data_device, False)
 
     @property
     def actual_decode_size(self) -> int:

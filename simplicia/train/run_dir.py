@@ -199,7 +199,12 @@ def _differences(stored: Recipe, asked: Recipe, ignored: dict[str, Any]) -> list
 
 
 def fingerprint(images: ImageSet) -> str:
-    """A digest of the images' file names and of every image's sum of pixels, in order."""
+    """A digest of the images' file names and of every image's sum of pixels, in order.
+
+    Of streamed images it is one of their names and sizes in bytes.
+    """
+    if images.streamed:
+        return images.images.source.digest()
     digest = hashlib.sha256("\0".join(images.files).encode(errors="surrogateescape"))
     for chunk in images.images.split(1024):
         digest.update(chunk.flatten(1).sum(1).numpy().tobytes())
@@ -212,6 +217,14 @@ def check_images(folder: Path, state: dict[str, Any], now: dict[str, Any]) -> No
         raise UserError(
             f"{folder} was trained on {state.get('images')} images for {state.get('total_steps')} "
             f"steps, not {now['images']} and {now['total_steps']}; resume with the same data"
+        )
+    if state.get("streamed", False) != now["streamed"]:
+        before, wanted = (
+            ("streamed", "stream") if state.get("streamed") else ("decoded before training", "host")
+        )
+        raise UserError(
+            f"{folder} was trained on images that were {before}, which gives other views; resume with "
+            f"--data-device {wanted}"
         )
     for key in ("mean", "std"):
         before, found = state.get(key, now[key]), now[key]

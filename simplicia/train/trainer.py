@@ -14,6 +14,7 @@ import torch
 from simplicia.data.augmentation import Views
 from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import HostLoader, choose_loader
+from simplicia.data.streaming import StreamLoader
 from simplicia.devices import peak_memory
 from simplicia.distributed import agreed, from_leader, is_of_peers, largest
 from simplicia.errors import Failed, Interrupted, UserError
@@ -67,7 +68,10 @@ class Trainer:
             synchronise_norms(method)
         self.method = method
         self.statistics = images.statistics()
-        loader = choose_loader(images.images, fabric.device, recipe.data_device)
+        loader: Any = choose_loader(images.images, fabric.device, recipe.data_device)
+        how: dict[str, Any] = {"aspect_ratios": images.aspect_ratios}
+        if images.streamed:
+            loader, how = StreamLoader, {"views": recipe.views, "size": recipe.actual_view_size}
         data = loader(
             images.images,
             recipe.batch_size,
@@ -75,8 +79,8 @@ class Trainer:
             fabric.device,
             fabric.global_rank,
             fabric.world_size,
-            aspect_ratios=images.aspect_ratios,
             micro_batches=recipe.accumulation_steps(fabric.world_size),
+            **how,
         )
         views = Views(recipe.views, recipe.actual_view_size, *self.statistics)
         self.probe = self._online_probe(test_images) if recipe.online_every else None
@@ -120,6 +124,7 @@ class Trainer:
             kept = f"{newest.name} is kept" if newest else "there is no checkpoint yet"
             raise Failed(f"another process of this training ended at step {self.done}; {kept}") from error
         finally:
+            self.step.data.close()
             for hook in hooks:
                 hook.close()
         if self.stop is not None and not self.is_last:
@@ -148,6 +153,7 @@ class Trainer:
             "classes": list(self.images.classes),
             "images": len(self.images),
             "fingerprint": self.fingerprint,
+            "streamed": self.images.streamed,
             "processes": self.fabric.world_size,
             "id": self.id,
             "trained_by": self.trained_by,
@@ -217,6 +223,8 @@ class Trainer:
                 f"{size:.1f} GiB of images stay in host memory; each batch goes to {self.fabric.device} "
                 "ahead of its step"
             )
+        if images.streamed:
+            lines.append(f"images are decoded by {images.images.threads} threads, ahead of each step")
         if images.skipped:
             first = "; ".join(f"{path} ({reason})" for path, reason in images.skipped[:3])
             more = "; …" if len(images.skipped) > 3 else ""

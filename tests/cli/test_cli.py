@@ -274,7 +274,7 @@ def test_a_full_disk_keeps_the_old_json(tmp_path):
 def test_a_signal_ends_a_command_with_one_line(number, status, word, tmp_path, monkeypatch, capsys):
     (tmp_path / "1.png").write_bytes(b"")
     monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(datasets, "suitable_size", lambda files: os.kill(os.getpid(), number))
+    monkeypatch.setattr(datasets, "suitable_size", lambda *files: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
     assert cli.main(["pretrain", "byol", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == status
     assert capsys.readouterr().err == f"simplicia: {word}\n" and signal.getsignal(number) is before

@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,11 @@ from PIL import Image
 
 import simplicia
 from simplicia.data import datasets, decoding, image_files
+from simplicia.devices import launch
 from simplicia.errors import UserError
+from simplicia.settings import with_changes
+from simplicia.train import recipes
+from simplicia.train.trainer import Trainer
 
 
 @pytest.fixture
@@ -119,14 +124,95 @@ def test_damaged_aspect_ratios_are_rebuilt(photos, cache, aspects):
     assert read(photos, keep_aspect=True).aspect_ratios.equal(first.aspect_ratios)
 
 
-def test_an_interrupt_leaves_no_cache(photos, cache):
+def test_an_interrupt_loses_nothing_that_was_decoded(photos, cache, monkeypatch):
     def stop(done, total):
-        raise KeyboardInterrupt
+        if done == 7:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         read(photos, progress=stop)
-    assert list(cache.iterdir()) == []
-    assert len(read(photos)) == 11
+    assert sorted(path.suffix for path in cache.iterdir()) == [".journal", ".partial"]
+    decode, decoded = image_files.decode, []
+    monkeypatch.setattr(
+        image_files, "decode", lambda path, *more: decoded.append(path.name) or decode(path, *more)
+    )
+    first = read(photos)
+    assert sorted(decoded) == [f"{i:02d}.png" for i in range(7, 12)]
+    assert sorted(path.suffix for path in cache.iterdir()) == [".json", ".npy"]
+    monkeypatch.delenv("SIMPLICIA_CACHE")
+    same(first, read(photos))
+
+
+FILL = """
+import sys, time
+from simplicia.data import datasets
+show = lambda done, _: print(done, flush=True) or time.sleep(0.05)
+images = datasets.load(sys.argv[1], size=16, progress=show)
+print("sum", images.images.long().sum().item())
+"""
+
+
+def test_a_killed_process_loses_nothing_and_another_one_goes_on(photos, cache):
+    """The second process waits for the first while it lives."""
+
+    def start():
+        command = [sys.executable, "-c", FILL, str(photos)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    killed = start()
+    while killed.stdout.readline().strip() != "3":
+        pass
+    waits = start()
+    killed.kill()
+    last = int((["3", *killed.stdout.read().split()])[-1])
+    lines = waits.communicate()[0].splitlines()
+    assert int(lines[0]) in (last, last + 1, last + 2) and waits.returncode == 0
+    assert lines[-1] == f"sum {read(photos).images.long().sum().item()}"
+
+
+@pytest.mark.parametrize("damage", ["boot", "torn", "journal"])
+def test_a_damaged_journal_starts_over_or_goes_on(photos, cache, damage):
+    def stop(done, total):
+        if done == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        read(photos, progress=stop)
+    (journal,) = cache.glob("*.journal")
+    text = journal.read_text()
+    changed = {"boot": text.replace('["', '["another'), "torn": text[:-3], "journal": "no journal"}[damage]
+    journal.write_text(changed)
+    first = []
+    images = read(photos, progress=lambda done, total: first.append(done))
+    assert first[0] == {"boot": 1, "torn": 7, "journal": 1}[damage]
+    same(images, read(photos))
+
+
+def test_a_cache_larger_than_memory_opens_and_trains(tmp_path, monkeypatch):
+    """A file with holes, of twice the memory and swap that there is."""
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else []
+    sizes = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines if "kB" in line}
+    if "MemTotal" not in sizes:
+        pytest.skip("needs /proc/meminfo")
+    shape = (2 * (sizes["MemTotal"] + sizes["SwapTotal"])) // (3 * 256 * 256) + 1, 3, 256, 256
+    pixels, about = tmp_path / "x.npy", tmp_path / "x.json"
+    with pixels.open("wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        try:
+            file.truncate(file.tell() + np.prod(shape))
+        except OSError:
+            pytest.skip("the file system has no files of this size")
+    count = shape[0]
+    about.write_text(json.dumps({"readable": list(range(count)), "aspects": [1.0] * count, "skipped": []}))
+    images, report = decoding._read_cache(pixels, about, shape)
+    assert images.shape == shape and len(report.readable) == count
+    published = datasets.ImageSet("imagenet", datasets._as_tensor(images), standard=True)
+    recipe = recipes.get("byol-sem")
+    changes = {"batch_size": 4, "image_size": 32, "encoder": "tiny", "stem": "small", "sem.simplices": 8}
+    recipe = with_changes(recipe, {**changes, "precision": "32", "options": {"hidden": 32, "out": 16}})
+    trainer = Trainer(recipe.checked(), published, launch("cpu", 1, "32"))
+    assert all(trainer.step(step).loss.isfinite() for step in range(2))
 
 
 def test_temporary_errors_are_not_cached(photos, cache, monkeypatch):
@@ -153,9 +239,10 @@ def test_leftovers_of_killed_processes_are_removed(photos, cache):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     host = platform.node()
-    theirs = cache / f".{pixels.name}.{host}.{ended.pid}.0a.writing"
-    running = cache / f".{pixels.name}.{host}.{os.getppid()}.0a.writing"
-    elsewhere = cache / f".{pixels.name}.another-{host}.{ended.pid}.0a.writing"
+    name = pixels.with_suffix(".json").name
+    theirs = cache / f".{name}.{host}.{ended.pid}.0a.writing"
+    running = cache / f".{name}.{host}.{os.getppid()}.0a.writing"
+    elsewhere = cache / f".{name}.another-{host}.{ended.pid}.0a.writing"
     for path in (theirs, running, elsewhere):
         path.write_bytes(b"half")
     pixels.unlink()

@@ -1,0 +1,375 @@
+"""Images decoded when they are needed: sets of any size train and are measured in little memory.
+
+Views are cropped from the full picture. Their boxes are drawn for the global batch from (seed, step), and
+each process takes its share of them. So nothing has to be saved: a resumed run sees the same crops, whatever
+the number of threads.
+"""
+
+import functools
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from simplicia.data.augmentation import Pair, ViewSettings
+from simplicia.data.loaders import DeviceLoader, mix_seed
+from simplicia.data.sources import Names, Source, Unreadable
+from simplicia.distributed import world_size
+from simplicia.errors import UserError
+from simplicia.progress import say
+
+Box = tuple[int, int, int, int]  # top, left, height, width
+TRIES = 10  # crops that are drawn before the largest one of a fitting shape is taken
+AHEAD = 2  # batches that are decoded ahead of the step
+CROPS = 0xC20B5  # sets the seeds of crops apart from those of orders
+SAMPLE = 1024  # images that the statistics of colours are taken from
+MOST_UNREADABLE = 0.01  # share of the images
+END_OF_JPEG = b"\xff\xd9"
+
+
+class StreamedImages:
+    """Stands for a tensor (N, 3, size, size) uint8 of centre squares, which are decoded when asked for.
+
+    Indexing gives another one, of fewer images; ``split`` and ``to`` give tensors.
+    """
+
+    dtype = torch.uint8
+
+    def __init__(
+        self,
+        source: Source,
+        size: int,
+        keep_aspect: bool = False,
+        threads: int = 0,
+        most_unreadable: float = MOST_UNREADABLE,
+    ):
+        self.source, self.size, self.keep_aspect = source, size, keep_aspect
+        self.threads, self.most_unreadable = threads or default_threads(), most_unreadable
+        self.problems: dict[int, str] = {}  # why images could not be read, by their row in the index
+        self.named = 0  # problems that were reported
+        self.total = len(source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self), 3, self.size, self.size))
+
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def files(self) -> Names:
+        """The name of each image."""
+        return self.source.entries
+
+    def __getitem__(self, indices: Any) -> "StreamedImages":
+        rows = np.arange(len(self))[indices if isinstance(indices, slice) else np.asarray(indices)]
+        chosen = StreamedImages(self.source.only(rows), self.size, self.keep_aspect, self.threads)
+        chosen.problems, chosen.total = self.problems, self.total
+        chosen.most_unreadable = self.most_unreadable
+        return chosen
+
+    def to(self, device: torch.device | str) -> Tensor:
+        """All of the images, decoded."""
+        return torch.cat(list(self.split(256))).to(device)
+
+    def split(self, count: int) -> Iterator[Tensor]:
+        """Batches of the images, each decoded by threads while the one before is in use.
+
+        An image that cannot be read is an error: nothing is measured on another one in its place.
+        """
+        for start, (batch, reasons) in zip(range(0, len(self), count), self.decoded(count), strict=True):
+            for i, reason in reasons.items():
+                raise UserError(
+                    f"{self.source.root} has an image that cannot be read, {self.files[start + i]!r} "
+                    f"({reason}); remove it, or leave it out with simplicia pack"
+                )
+            yield batch
+
+    def decoded(self, count: int) -> Iterator[tuple[Tensor, dict[int, str]]]:
+        """Batches, and why some of their images, by position, are missing and black."""
+
+        def submit(start: int) -> tuple[Tensor, list[Future[str | None]]]:
+            batch = torch.zeros(min(count, len(self) - start), 3, self.size, self.size, dtype=torch.uint8)
+            numbers = range(start, start + len(batch))
+            return batch, [threads.submit(self._square, i, batch[i - start]) for i in numbers]
+
+        threads = ThreadPoolExecutor(self.threads)
+        try:
+            ahead = submit(0)
+            for start in range(0, len(self), count):
+                (batch, futures), ahead = ahead, submit(min(start + count, len(self)))
+                results = [future.result() for future in futures]
+                yield batch, {i: reason for i, reason in enumerate(results) if reason is not None}
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _square(self, i: int, out: Tensor) -> str | None:
+        """Decode the centre square of an image; returns why that failed."""
+        try:
+            out.copy_(crop_encoded(self.source.read(i), lambda *shape: [centre_square(*shape)], self.size)[0])
+        except Exception as error:  # Pillow raises nearly every exception there is
+            return explain(error)
+        return None
+
+    def views(self, i: int, draws: np.ndarray, settings: ViewSettings, size: int, out: Tensor) -> None:
+        """Decode the views (V, 3, size, size) of an image, or of the next one if it cannot be read."""
+
+        def boxes(height: int, width: int) -> list[Box]:
+            top, left, h, w = (0, 0, height, width) if self.keep_aspect else centre_square(height, width)
+            drawn = [random_box(d, h, w, settings.crop_scale, settings.crop_ratio) for d in draws.tolist()]
+            return [(top + t, left + x, *sides) for t, x, *sides in drawn]  # type: ignore[misc]
+
+        for j in self._instead_of(i):
+            try:
+                data = self.source.read(j)
+                for view, image in zip(
+                    out, crop_encoded(data, boxes, size, settings.interpolation), strict=True
+                ):
+                    view.copy_(image)
+                return
+            except MemoryError:
+                raise
+            except Exception as error:
+                self.problems[int(self.source.rows[j])] = explain(error)
+                self._check_problems()
+        raise UserError(f"no image of {self.source.root} can be read")
+
+    def _instead_of(self, i: int) -> Iterator[int]:
+        """An image, and those that stand in for it, in turn: the next ones of its class, if it has one."""
+        yield i
+        labels, count = self.source.labels, len(self)
+        for j in (k % count for k in range(i + 1, i + count)):
+            if labels is None or labels[j] == labels[i]:
+                yield j
+
+    def _check_problems(self) -> None:
+        count = len(self.problems)
+        if count > self.most_unreadable * self.total:
+            raise UserError(
+                f"{self.describe_problems()}: more than {100 * self.most_unreadable:g} % of {self.total:,}; "
+                "repair or remove them, or give a larger --max-unreadable"
+            )
+
+    def describe_problems(self) -> str:
+        """How many images could not be read, such as which one, and why."""
+        row, reason = min(list(self.problems.items()))
+        everything = Source(self.source.root, self.source.table, self.source.about)
+        several = "1 image" if len(self.problems) == 1 else f"{len(self.problems)} images"
+        return f"{several} of {self.source.root} cannot be read, such as {everything.name(row)!r} ({reason})"
+
+    def report_problems(self) -> None:
+        """Name the first image that could not be read."""
+        if self.problems and not self.named:
+            say([f"{self.describe_problems()}; another image stands in for each"])
+            self.named = len(self.problems)
+
+    def sample(self) -> Iterator[Tensor]:
+        """Some of the images, always the same: enough to take the statistics of colours from."""
+        order = np.random.Generator(np.random.PCG64(0)).permutation(len(self))[:SAMPLE]
+        for batch, reasons in self[np.sort(order)].decoded(128):
+            readable = [i for i in range(len(batch)) if i not in reasons]
+            if readable:
+                yield batch[readable]
+
+
+class StreamLoader(DeviceLoader):
+    """Decodes batches of views ahead of the step; ``images`` is the current one, (n, views, 3, size, size).
+
+    The batches are a ring of ``AHEAD`` + 1 buffers. ``images`` never moves, so a captured step can read it.
+    """
+
+    def __init__(
+        self,
+        images: StreamedImages,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        views: ViewSettings,
+        size: int,
+        micro_batches: int = 1,
+    ):
+        self.stream, self.settings, self.size = images, views, size
+        self.executor: ThreadPoolExecutor | None = None
+        self.pending: dict[int, list[Future[None]]] = {}  # by step
+        where: Any = seed, device, rank, world
+        super().__init__(images, batch_size, *where, micro_batches=micro_batches)  # type: ignore[arg-type]
+
+    def _store(self, images: Any, aspect_ratios: Tensor | None) -> None:
+        self.index_device = torch.device("cpu")
+        shape = (self.batch_size // self.world, len(self.settings.blur), 3, self.size, self.size)
+        self.images = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        self.aspect_ratios = None
+        self.fixed_rows: Tensor = torch.arange(len(self.images), device=self.device)
+        pinned = self.device.type == "cuda"
+        self.buffers = [torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(AHEAD + 1)]
+        self.copied = [torch.cuda.Event() if pinned else None for _ in self.buffers]
+
+    def fetch(self, step: int, indices: Tensor) -> Tensor:
+        for earlier in [other for other in self.pending if not step <= other <= step + AHEAD]:
+            self._forget(earlier)
+        for later in range(step, step + AHEAD + 1):
+            if later not in self.pending:
+                self.pending[later] = self._decode_ahead(
+                    later, indices if later == step else self.indices(later)
+                )
+        for future in self.pending.pop(step):
+            future.result()
+        self.stream.report_problems()
+        slot = step % len(self.buffers)
+        self.images.copy_(self.buffers[slot], non_blocking=True)
+        copied = self.copied[slot]
+        if copied is not None:
+            copied.record()
+        return self.fixed_rows
+
+    def _decode_ahead(self, step: int, indices: Tensor) -> list[Future[None]]:
+        """Decode a batch in the threads, once its buffer is free. They make no CUDA calls."""
+        if self.executor is None:
+            self.executor = ThreadPoolExecutor(self.stream.threads)
+        slot = step % len(self.buffers)
+        copied = self.copied[slot]
+        if copied is not None:
+            copied.synchronize()
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, step, CROPS))
+        shape = self.batch_size, len(self.settings.blur), 2 * TRIES + 2
+        draws = self.share(torch.rand(shape, generator=generator, dtype=torch.float64)).numpy()
+        work = zip(indices.tolist(), draws, self.buffers[slot], strict=True)
+        return [
+            self.executor.submit(self.stream.views, i, d, self.settings, self.size, out) for i, d, out in work
+        ]
+
+    def _forget(self, step: int) -> None:
+        """Let go of a batch that is no longer wanted; its buffer is free afterwards."""
+        for future in self.pending.pop(step):
+            if not future.cancel():
+                with suppress(Exception):
+                    future.result()
+
+    def close(self) -> None:
+        for step in list(self.pending):
+            self._forget(step)
+        if self.executor is not None:
+            self.executor.shutdown()
+            self.executor = None
+
+
+def default_threads() -> int:
+    """The CPU cores that this process may use, divided among the processes of this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))))
+
+
+def random_box(draws: list[float], height: int, width: int, scale: Pair, ratio: Pair) -> Box:
+    """A random crop from 22 uniform numbers, as ``augmentation.sample_boxes`` draws it."""
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for area, shape in zip(draws[:TRIES], draws[TRIES : 2 * TRIES], strict=True):
+        pixels = height * width * (scale[0] + area * (scale[1] - scale[0]))
+        aspect = math.exp(low + shape * (high - low))
+        h, w = round(math.sqrt(pixels / aspect)), round(math.sqrt(pixels * aspect))
+        if 1 <= h <= height and 1 <= w <= width:
+            return int(draws[-2] * (height - h + 1)), int(draws[-1] * (width - w + 1)), h, w
+    h = min(max(round(width / ratio[0]), 1), height)
+    w = min(max(round(height * ratio[1]), 1), width)
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def centre_square(height: int, width: int) -> Box:
+    short = min(height, width)
+    return (height - short) // 2, (width - short) // 2, short, short
+
+
+def crop_encoded(
+    data: bytes, choose: Callable[[int, int], list[Box]], size: int, interpolation: str = "bicubic"
+) -> list[Tensor]:
+    """Parts of an encoded image, each resized with antialiasing to (3, size, size) uint8 RGB.
+
+    ``choose`` gets the height and width of the upright image, and returns the boxes. JPEGs in colour are
+    decoded by torchcodec or torchvision, everything else by Pillow, as ``image_files.decode`` does it.
+    """
+    from simplicia.data.image_files import FORMATS, Image, check_pixels, in_flight, orientation, to_rgb
+
+    boxes: list[Box] | None = None
+    with Image.open(BytesIO(data), formats=FORMATS) as image:
+        plain = False
+        if image.format == "JPEG":
+            turn, stored = orientation(image), image.size
+            shape = stored[::-1] if turn < 5 else stored
+            boxes = choose(*shape)
+            # JPEG decoders can skip the finest detail; twice the size leaves enough to resize well.
+            scale = 2 * size / min(min(box[2:]) for box in boxes)
+            if scale <= 0.5:
+                image.draft("RGB", (round(stored[0] * scale), round(stored[1] * scale)))
+            # Pillow judges files that end early
+            plain = image.mode == "RGB" and turn == 1 and image.size == stored and data.endswith(END_OF_JPEG)
+        check_pixels(image)
+        with in_flight(image.width * image.height):
+            pixels = _decode_jpeg(data) if plain else None
+            if pixels is None:
+                pixels = torch.tensor(np.asarray(to_rgb(image))).permute(2, 0, 1)
+    if boxes is None:
+        shape = pixels.shape[1], pixels.shape[2]
+        boxes = choose(*shape)
+    down, across = pixels.shape[1] / shape[0], pixels.shape[2] / shape[1]
+    parts = []
+    for top, left, h, w in boxes:
+        if (down, across) != (1, 1):
+            top, left = math.floor(top * down), math.floor(left * across)
+            h, w = max(1, round(h * down)), max(1, round(w * across))
+        part = pixels[None, :, top : top + h, left : left + w].contiguous(memory_format=torch.channels_last)
+        parts.append(F.interpolate(part, (size, size), mode=interpolation, antialias=True)[0])
+    return parts
+
+
+def _decode_jpeg(data: bytes) -> Tensor | None:
+    """Pixels (3, H, W) of a JPEG; None if neither library reads it."""
+    with suppress(RuntimeError):
+        decoder = _jpeg_decoder()
+        return None if decoder is None else decoder(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return None
+
+
+@functools.cache
+def _jpeg_decoder() -> Callable[[Tensor], Tensor] | None:
+    """The decoder of torchcodec, or of torchvision, which hands its own over to torchcodec."""
+    # each of them may be missing, too old, or built for another version of torch
+    with suppress(ImportError, RuntimeError, OSError):
+        from torchcodec.decoders import decode_image
+
+        return decode_image
+    with suppress(ImportError, RuntimeError, OSError):
+        from torchvision.io import decode_jpeg
+
+        warnings.filterwarnings("ignore", "The image decoding and encoding", DeprecationWarning)
+        return decode_jpeg
+    return None
+
+
+def explain(error: Exception) -> str:
+    """Why an image could not be decoded."""
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image of a known format"
+    if isinstance(error, Unreadable):
+        return str(error)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
