@@ -48,7 +48,7 @@ def decode_files(
             results = executor.map(lambda path: _try_decode(path, size, keep_aspect), files)
             for i, result in enumerate(results):
                 if isinstance(result, Exception):
-                    reason, permanent = _explain(result)
+                    reason, permanent = explain(result)
                     report.skipped.append((files[i], reason))
                     report.permanent = report.permanent and permanent
                 else:
@@ -83,7 +83,7 @@ def _try_decode(path: Path, size: int, keep_aspect: bool) -> tuple[np.ndarray, f
         return error
 
 
-def _explain(error: Exception) -> tuple[str, bool]:
+def explain(error: Exception) -> tuple[str, bool]:
     """Why a file could not be read, and whether the file itself is the reason."""
     from PIL import UnidentifiedImageError
 
