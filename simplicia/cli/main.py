@@ -22,7 +22,7 @@ from simplicia.errors import (
 )
 
 # in the order of the help; each registers one verb or a few
-MODULES = "demo pretrain evaluate encode analyze reproduce bound bench cost lists"
+MODULES = "demo pretrain evaluate encode codes analyze reproduce bound bench cost lists"
 SMALLER = {  # what to make smaller when a verb runs out of memory
     **dict.fromkeys(
         ("pretrain", "sweep", "bench", "cost"),

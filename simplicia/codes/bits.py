@@ -5,15 +5,10 @@ that differ have a bit that differs, so a simplex is compared by XOR and OR, 64 
 popcount: 256 simplices of 13 vertices are 16 words, 128 bytes an image.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 
 WORD = 64
 CHUNK = 16384  # images compared at a time: their words stay in the cache
-BLOCK = 64  # images that are compared with a chunk in turn
-THREADS = 2
 
 
 def bits_of(vertices: int) -> int:
@@ -62,74 +57,40 @@ def column(planes: np.ndarray, simplex: int, vertices: int) -> np.ndarray:
 
 
 def differing(planes: np.ndarray, query: np.ndarray, bits: int) -> np.ndarray:
-    """In how many simplices each image (words * bits, N) differs from a query (words * bits,): (N,) uint16."""
+    """In how many simplices each image (words * bits, N) differs from a query (words * bits,): (N,)."""
     n = planes.shape[1]
     result = np.empty(n, dtype=np.uint16)
-
-    def scan(bounds: tuple[int, int]) -> None:
-        differs, other = np.empty((2, CHUNK), dtype=np.uint64)
-        for start in range(*bounds, CHUNK):
-            stop = min(start + CHUNK, bounds[1])
-            _count(planes[:, start:stop], query, bits, differs, other, result[start:stop])
-
-    middle = n // 2 if n > 4 * CHUNK else n
-    with ThreadPoolExecutor(THREADS) as threads:  # numpy releases the interpreter's lock
-        list(threads.map(scan, [(0, middle), (middle, n)]))
+    a, b = np.empty((2, min(n, CHUNK)), dtype=np.uint64)
+    for start in range(0, n, CHUNK):
+        part, count = planes[:, start : start + CHUNK], result[start : start + CHUNK]
+        differs, other = a[: len(count)], b[: len(count)]
+        for row in range(0, len(planes), bits):
+            np.bitwise_xor(part[row], query[row], out=differs)
+            for i in range(row + 1, row + bits):
+                np.bitwise_or(differs, np.bitwise_xor(part[i], query[i], out=other), out=differs)
+            if row == 0:
+                count[:] = np.bitwise_count(differs)
+            else:
+                count += np.bitwise_count(differs)
     return result
 
 
-def pairs(planes: np.ndarray, bits: int, most: int) -> Iterator[np.ndarray]:
-    """All pairs i < j of images that differ in at most ``most`` simplices: steps of (i, j, number), (3, n).
+def nearest(
+    planes: np.ndarray, query: np.ndarray, bits: int, k: int, words: int, proposed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k nearest images of a query, nearest first, and in how many simplices they differ.
 
-    Half of the words are compared first, and the others only where these leave a chance.
+    Unless ``words`` are all words, only the ``proposed`` images nearest in these are compared in all.
     """
-    n, half = planes.shape[1], len(planes) // bits // 2 * bits or len(planes)
-
-    def scan(first: int) -> np.ndarray:
-        differs, other = np.empty((2, CHUNK), dtype=np.uint64)
-        counts, found = np.empty(CHUNK, dtype=np.uint16), [np.empty((3, 0), dtype=np.int64)]
-        for start in range(first, n, CHUNK):
-            for i in range(first, min(first + BLOCK, n)):
-                begin, end = max(start, i + 1), min(start + CHUNK, n)
-                result = counts[: max(0, end - begin)]
-                _count(planes[:half, begin:end], planes[:half, i], bits, differs, other, result)
-                near = np.flatnonzero(result <= most)
-                if not len(near):
-                    continue
-                distance = result[near]
-                if half < len(planes):
-                    rest, scratch = np.empty_like(distance), np.empty((2, len(near)), dtype=np.uint64)
-                    _count(planes[half:, begin:end][:, near], planes[half:, i], bits, *scratch, rest)
-                    distance += rest
-                kept = distance <= most
-                j = near[kept] + begin
-                found.append(np.stack([np.full_like(j, i), j, distance[kept].astype(np.int64)]))
-        return np.concatenate(found, 1)
-
-    step = 8 * BLOCK * THREADS
-    with ThreadPoolExecutor(THREADS) as threads:  # numpy releases the interpreter's lock
-        for start in range(0, n, step):
-            yield from threads.map(scan, range(start, min(start + step, n), BLOCK))
-
-
-def _count(
-    planes: np.ndarray,
-    query: np.ndarray,
-    bits: int,
-    differs: np.ndarray,
-    other: np.ndarray,
-    result: np.ndarray,
-) -> None:
-    """``differing`` of one chunk; ``differs`` and ``other`` are scratch."""
-    a, b = differs[: len(result)], other[: len(result)]
-    for row in range(0, len(planes), bits):
-        np.bitwise_xor(planes[row], query[row], out=a)
-        for i in range(row + 1, row + bits):
-            np.bitwise_or(a, np.bitwise_xor(planes[i], query[i], out=b), out=a)
-        if row == 0:
-            result[:] = np.bitwise_count(a)
-        else:
-            result += np.bitwise_count(a)
+    if words * bits >= len(planes) or proposed >= planes.shape[1]:
+        differ = differing(planes, query, bits)
+        near = smallest(differ, k)
+        return near, differ[near]
+    prefix = words * bits
+    some = np.sort(smallest(differing(planes[:prefix], query[:prefix], bits), proposed))
+    differ = differing(planes[:, some], query, bits)
+    near = smallest(differ, k)
+    return some[near], differ[near]
 
 
 def smallest(values: np.ndarray, k: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Encode image files as rows of an index, a batch at a time, so that a killed process loses seconds of work."""
+"""Encode image files as rows of an index, a batch at a time: a killed process loses seconds of work."""
 
 import hashlib
 import json
@@ -48,7 +48,8 @@ def model_of(run: Run) -> Model:
     network, recipe = run.network(), run.recipe
     sizes = [recipe.image_size, recipe.actual_decode_size, run.state["mean"], run.state["std"]]
     digest = hashlib.sha256(json.dumps(sizes).encode())
-    for part in (network.encoder, network.bottleneck):
+    parts: tuple[Any, ...] = network.encoder, network.bottleneck
+    for part in parts:
         for name, tensor in sorted(part.state_dict().items()):
             array = tensor.detach().cpu().contiguous()
             digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
@@ -74,7 +75,11 @@ def list_files(images: Path, folder: Path) -> tuple[list[File], list[tuple[str, 
         raise UserError(f"there is no image in {str(images)!r}; images are {' '.join(EXTENSIONS)}")
     files = []
     for path in paths:
-        about = path.stat()
+        try:
+            about = path.stat()
+        except OSError as error:  # it vanished meanwhile
+            skipped.append((str(path), error.strerror or "cannot be read"))
+            continue
         name = path.relative_to(folder) if path.is_relative_to(folder) else path
         files.append(File(name.as_posix(), path, (about.st_size, about.st_mtime_ns)))
     return files, skipped
@@ -83,20 +88,23 @@ def list_files(images: Path, folder: Path) -> tuple[list[File], list[tuple[str, 
 def encode_files(
     run: Run, files: Sequence[File], about: About, parts: Path, quiet: bool
 ) -> tuple[list[Table], list[tuple[str, str]]]:
-    """Encode files into tables below ``parts``; files in the tables of a killed process are not encoded again.
+    """Encode files into tables below ``parts``; returns all tables there, and the skipped files.
 
-    Returns all tables there, and the skipped files.
+    Files in the tables of a killed process are not encoded again.
     """
     parts.mkdir(parents=True, exist_ok=True)
     tables = []
     for path in sorted(parts.glob("part-*")):
         table = read(path)
-        same = (table.about.model.digest, table.about.folder) == (about.model.digest, about.folder)
-        if not same or table.about.simplices != about.simplices:
+        model = table.about.model
+        if model.digest != about.model.digest:
             raise UserError(
-                f"{str(parts)!r} holds the unfinished index of another run, {table.about.model.run}, or of other "
-                "images; remove it, or give another --out"
+                f"{str(parts)!r} holds the unfinished index of another run, {model.run}; remove it, or give "
+                "another --out"
             )
+        if (table.about.folder, table.about.simplices) != (about.folder, about.simplices):
+            path.unlink()  # of other work with the same index
+            continue
         tables.append(table)
     done = {(name, *stamp) for t in tables for name, stamp in zip(t.names(), t.stamps.tolist(), strict=True)}
     left = [file for file in files if (file.name, *file.stamp) not in done]
@@ -116,7 +124,7 @@ def encode_files(
                 codes = _codes(run, np.stack([seen.pixels for _, seen in good]))
                 columns = codes[:, about.simplices]
                 rows += [(*both, row) for both, row in zip(good, columns, strict=True)]
-            bar.update(count, f"{len(skipped)} skipped" if skipped else "")
+            bar.update(count, f"{len(skipped)} skipped" if skipped else "images")
             late = len(rows) >= MOST_ROWS or time.monotonic() - saved > MOST_SECONDS
             if rows and (late or count == len(files)):
                 path = parts / f"part-{time.time_ns():020d}-{secrets.token_hex(4)}"

@@ -54,7 +54,7 @@ class Vertex:
 
 
 class Index:
-    """Images and their codes in one file. ``Index.build(run, "photos/", "photos.index").search("cat.jpg")``."""
+    """Images and their codes in one file: ``Index.build(run, "photos/", "photos.index")``."""
 
     def __init__(self, path: str | Path, run: Run | None = None):
         """Open an index; ``run`` is the run that made it, by default loaded from where it was."""
@@ -87,6 +87,8 @@ class Index:
             raise UserError(f"simplices is {simplices}; it must be at least 1")
         bottleneck: Any = run.network().bottleneck
         total, vertices = bottleneck.simplices, bottleneck.vertices
+        if vertices > store.MOST_VERTICES:
+            raise UserError(f"{run.path} has {vertices} vertices; an index takes {store.MOST_VERTICES} at most")
         with _writing(path):
             if path.exists():
                 _check(store.read(path).about.model, model, path)
@@ -100,9 +102,7 @@ class Index:
             count = sum(len(rows) for _, rows in sources)
             if not count:
                 name, reason = unreadable[0]
-                raise UserError(
-                    f"none of the {len(files)} images can be read, such as {name!r}: {reason}"
-                )
+                raise UserError(f"none of the {len(files)} images can be read, such as {name!r}: {reason}")
             some = np.sort(np.random.default_rng(0).permutation(count)[:SAMPLE])
             chosen = informative.choose(_rows(sources, some), vertices, simplices)
             about = about.replace(simplices=chosen.tolist())
@@ -121,7 +121,10 @@ class Index:
         with _writing(self.path):
             self._load()
             files, skipped = list_files(Path(images), self.folder)
-            known = {name: tuple(stamp) for name, stamp in zip(self.names, self._table.stamps.tolist(), strict=True)}
+            known = {
+                name: tuple(stamp)
+                for name, stamp in zip(self.names, self._table.stamps.tolist(), strict=True)
+            }
             changed = [file for file in files if known.get(file.name) != file.stamp]
             tables, unreadable = encode_files(self.run, changed, self.about, _parts(self.path), quiet)
             sources = _newest(tables, {(file.name, *file.stamp) for file in changed})
@@ -141,14 +144,20 @@ class Index:
             self._load()
             gone: set[int] = set()
             for name in map(str, names):
-                below = [i for i, known in enumerate(self.names) if _is_below(known, name)]
+                path = Path(name).resolve()  # the name may be the path of a file
+                inside = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path
+                wanted = name.rstrip("/"), inside.as_posix()
+                below = [i for i, known in enumerate(self.names) if _is_below(known, wanted)]
                 if not below:
-                    raise UserError(f"{str(self.path)!r} has no image {name!r}; names are as in {self.names[0]!r}"
-                                    if len(self) else f"{str(self.path)!r} is empty")
+                    raise UserError(
+                        f"{str(self.path)!r} has no image {name!r}; names are as in {self.names[0]!r}"
+                    )
                 gone.update(below)
             kept = np.setdiff1d(np.arange(len(self)), list(gone))
             if not len(kept):
-                raise UserError(f"this would remove all {len(self)} images; delete {str(self.path)!r} instead")
+                raise UserError(
+                    f"this would remove all {len(self)} images; delete {str(self.path)!r} instead"
+                )
             store.write(self.path, self.about, [(self._table, kept, None)])
         self._load()
         return len(gone)
@@ -178,19 +187,24 @@ class Index:
         """The images by name: relative to ``folder``, or absolute outside of it."""
         return self._table.names()
 
-    def file(self, row: int) -> Path:
-        """The file of an image."""
-        return self.folder / self._table.names([row])[0]
+    @property
+    def words(self) -> int:
+        """The 64-bit words of an image's codes."""
+        return len(self._table.codes)
 
     @property
     def run(self) -> Run:
         """The run that made the index."""
-        if self._run is None:
-            folder = self.about.model.run
-            try:
-                self._run = self._checked(load(folder))
-            except UserError as error:
-                raise UserError(f"{error}; give the run that made the index {str(self.path)!r} as --run") from error
+        return self._run or self.use()
+
+    def use(self, run: str | Path | None = None, device: str = "auto") -> Run:
+        """Load the run that made the index, by default from where it was."""
+        folder = run or self.about.model.run
+        if run is None and not Path(folder).exists():
+            raise UserError(
+                f"the run {folder} that made {str(self.path)!r} is gone; name where it is now as --run"
+            )
+        self._run = self._checked(load(folder, device))
         return self._run
 
     def codes(self, rows: Any = slice(None)) -> np.ndarray:
@@ -222,18 +236,12 @@ class Index:
         if vertices:
             rows = self.having(vertices)
             planes = planes[:, rows]
-        width, found = bits.bits_of(self.about.vertices), []
-        for query in bits.pack(codes, self.about.vertices).T:
-            if exact or planes.shape[1] <= CANDIDATES * k:
-                differ = bits.differing(planes, query, width)
-                near = bits.smallest(differ, k)
-                found.append((near, differ[near]))
-            else:
-                some = bits.smallest(bits.differing(planes[:width], query[:width], width), CANDIDATES * k)
-                some.sort()
-                differ = bits.differing(planes[:, some], query, width)
-                near = bits.smallest(differ, k)
-                found.append((some[near], differ[near]))
+        width = bits.bits_of(self.about.vertices)
+        words = len(planes) if exact else 1
+        found = [
+            bits.nearest(planes, query, width, k, words, CANDIDATES * k)
+            for query in bits.pack(codes, self.about.vertices).T
+        ]
         indices = np.stack([near for near, _ in found])
         agree = len(self.simplices) - np.stack([differ for _, differ in found]).astype(np.int64)
         indices = indices if rows is None else rows[indices]
@@ -241,19 +249,29 @@ class Index:
             indices, agree, len(self.simplices), [self._table.names(row) for row in indices.tolist()], codes
         )
 
+    def listed(self, vertices: Mapping[int, int], k: int = 20) -> Neighbours:
+        """The first k images that have the given vertices, without a query."""
+        rows = self.having(vertices)[:k]
+        kept = [simplex for simplex in self.simplices if simplex in vertices]
+        codes = np.full((1, len(self.simplices)), self.about.vertices)  # which no image has
+        for simplex, vertex in vertices.items():
+            codes[0, self.simplices.index(simplex)] = vertex
+        agree = np.full((1, len(rows)), len(kept))
+        return Neighbours(rows[None], agree, len(self.simplices), [self._table.names(rows.tolist())], codes)
+
     def having(self, vertices: Mapping[int, int]) -> np.ndarray:
         """The rows of images that have all of the given vertices, by simplex."""
         chosen = np.ones(len(self), dtype=bool)
         for simplex, vertex in vertices.items():
             if not 0 <= simplex < self.about.total or not 0 <= vertex < self.about.vertices:
                 raise UserError(
-                    f"there is no vertex {simplex}:{vertex}; simplices are 0 to {self.about.total - 1}, vertices 0 to "
-                    f"{self.about.vertices - 1}"
+                    f"there is no vertex {simplex}:{vertex}; simplices are 0 to {self.about.total - 1}, "
+                    f"vertices 0 to {self.about.vertices - 1}"
                 )
             if simplex not in self.simplices:
                 raise UserError(
-                    f"the index keeps {len(self.simplices)} of {self.about.total} simplices, and {simplex} is "
-                    f"none of them; {self.simplices[0]} is one"
+                    f"the index keeps {len(self.simplices)} of {self.about.total} simplices, and {simplex} "
+                    f"is none of them; {self.simplices[0]} is one"
                 )
             codes = bits.column(self._table.codes, self.simplices.index(simplex), self.about.vertices)
             chosen &= codes == vertex
@@ -283,13 +301,18 @@ class Index:
             like = np.stack(typical)[np.arange(known.shape[1]), known[having]].sum(1)
             best = sample[having[np.argsort(-like, kind="stable")[:EXAMPLES]]].tolist()
             found.append(
-                Vertex(self.simplices[i], int(codes[i]), float(share[i]), int(shared[i]), self._table.names(best))
+                Vertex(
+                    self.simplices[i], int(codes[i]), float(share[i]), int(shared[i]), self._table.names(best)
+                )
             )
         return found
 
-    def duplicates(self, distance: float = DISTANCE) -> list[Group]:
-        """Groups of images that are equal or nearly so, the largest file of each group first."""
-        return find(self._table, distance)
+    def duplicates(self, distance: float = DISTANCE, quiet: bool = True) -> list[Group]:
+        """Groups of images that are equal or nearly so, the largest file of each group first.
+
+        ``distance`` is of their looks, from 0 to 1. Time grows with the square of the number of images.
+        """
+        return find(self._table, distance, quiet)
 
     @cached_property
     def _sample(self) -> tuple[np.ndarray, np.ndarray]:
@@ -314,11 +337,13 @@ class Index:
         codes = np.asarray(queries)
         if codes.dtype.kind not in "iu" or codes.shape[1] not in (self.about.total, len(self.simplices)):
             raise UserError(
-                f"the codes are {codes.dtype} {codes.shape}; they must be integers (n, {self.about.total}) or, in the "
-                f"index's simplices, (n, {len(self.simplices)})"
+                f"the codes are {codes.dtype} {codes.shape}; they must be integers (n, {self.about.total}) "
+                f"or, in the index's simplices, (n, {len(self.simplices)})"
             )
         if codes.size and not 0 <= codes.min() <= codes.max() < self.about.vertices:
-            raise UserError(f"codes are from {codes.min()} to {codes.max()}; they are below {self.about.vertices}")
+            raise UserError(
+                f"codes are from {codes.min()} to {codes.max()}; they are below {self.about.vertices}"
+            )
         if codes.shape[1] == self.about.total:
             codes = codes[:, self.simplices]
         return codes.astype(np.min_scalar_type(max(self.about.vertices - 1, 1)))
@@ -331,7 +356,9 @@ def _writing(path: Path) -> Iterator[None]:
         try:
             file = lock(path.parent, f".{path.name}.lock")
         except Busy:
-            raise Busy(f"the index {str(path)!r} is being written by another process; try again later") from None
+            raise Busy(
+                f"the index {str(path)!r} is being written by another process; try again later"
+            ) from None
         with file:
             yield
 
@@ -339,8 +366,8 @@ def _writing(path: Path) -> Iterator[None]:
 def _check(made: Model, given: Model, path: Path) -> None:
     if made.digest != given.digest:
         raise UserError(
-            f"the index {str(path)!r} was made by {made.name} in {made.run}, not by {given.name} in {given.run}; "
-            "codes of two models do not compare: give the run that made it, or another index"
+            f"the index {str(path)!r} was made by {made.name} in {made.run}, not by {given.name} in "
+            f"{given.run}; codes of two models do not compare: give the run that made it, or another index"
         )
 
 
@@ -378,5 +405,5 @@ def _rows(sources: Sequence[tuple[Table, np.ndarray]], rows: np.ndarray) -> np.n
     return np.concatenate(parts)
 
 
-def _is_below(known: str, name: str) -> bool:
-    return known == name or known.startswith(name.rstrip("/") + "/")
+def _is_below(known: str, names: tuple[str, ...]) -> bool:
+    return any(known == name or known.startswith(f"{name}/") for name in names)
