@@ -256,11 +256,12 @@ def main() -> None:
     options = parser.parse_args()
     run, begun = simplicia.load(options.run, "cpu"), time.time()
     recipe, about = run.recipe, {"commit": commit(), **versions(torch.device("cpu"))}
-    about["run"] = {
-        "recipe": recipe.name, "method": recipe.method, "encoder": recipe.encoder, "image_size": recipe.image_size,
-        "epochs": recipe.epochs, "seed": recipe.seed, "simplices": recipe.sem.simplices,
-        "vertices": recipe.sem.vertices, "seconds": run.state["seconds"],
-    }  # fmt: skip
+    keys = "name", "method", "encoder", "image_size", "epochs", "seed"
+    about["run"] = {key: getattr(recipe, key) for key in keys} | {
+        "simplices": recipe.sem.simplices,
+        "vertices": recipe.sem.vertices,
+        "seconds": run.state["seconds"],
+    }
     with tempfile.TemporaryDirectory() as name:
         folder, result = Path(name), {"copies": COPIES, "methods": {}}
         measured = {}

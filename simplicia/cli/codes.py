@@ -29,8 +29,8 @@ def index(
 ) -> None:
     """Index images by their codes: simplicia index RUN photos/ --out photos.index.
 
-    Then search it and find duplicates. --add and --remove change an index that is there; no image file is ever
-    changed. The same command continues a build that was killed.
+    Then search it and find duplicates. --add and --remove change an index that is there; image files never
+    change. The same command continues a build that was killed.
     """
     from simplicia.codes import Index
     from simplicia.evaluate.features import report_skipped

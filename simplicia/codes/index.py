@@ -88,7 +88,8 @@ class Index:
         bottleneck: Any = run.network().bottleneck
         total, vertices = bottleneck.simplices, bottleneck.vertices
         if vertices > store.MOST_VERTICES:
-            raise UserError(f"{run.path} has {vertices} vertices; an index takes {store.MOST_VERTICES} at most")
+            most = store.MOST_VERTICES
+            raise UserError(f"{run.path} has {vertices} vertices; an index takes at most {most}")
         with _writing(path):
             if path.exists():
                 _check(store.read(path).about.model, model, path)
