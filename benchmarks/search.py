@@ -54,9 +54,14 @@ def draw(path: Path, count: int) -> Index:
     parts = []
     for start in range(0, count, 50_000):
         n = min(50_000, count - start)
-        arrays = {"stamps": np.zeros((n, 2), np.int64), "content": rng.integers(0, 256, (n, 16), np.uint8)}
-        looks = rng.integers(0, 256, (n, store.SIDE**2), np.uint8)
-        codes = rng.integers(0, VERTICES, (n, SIMPLICES), np.uint8)
+        # of every 50 images, a pair differs in about half of the simplices, and looks correlate by about a half
+        group = np.arange(n) // 50
+        own, shared = (rng.integers(0, VERTICES, (m, SIMPLICES), np.uint8) for m in (n, n // 50 + 1))
+        codes = np.where(rng.random((n, SIMPLICES), np.float32) < 0.3, own, shared[group])
+        own, shared = (rng.integers(0, 128, (m, store.SIDE**2), np.uint8) for m in (n, n // 50 + 1))
+        looks = own + shared[group]
+        content = rng.integers(0, 256, (n, 16), np.uint8)
+        arrays = {"stamps": np.zeros((n, 2), np.int64), "content": content}
         names = [f"{i:07}.jpg" for i in range(start, start + n)]
         parts.append(Table.of(about, names, codes, looks=looks, **arrays))
     store.write(path, about, [(part, np.arange(len(part)), None) for part in parts])

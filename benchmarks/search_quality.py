@@ -206,7 +206,7 @@ def neighbours(run, root: Path, folder: Path, others: str | None) -> dict:
     rng = np.random.default_rng(3)
     origins = rng.permutation(len(files))[:CROPS]
     crops = [crop(files[i], rng) for i in origins]
-    train = images_of(root / "train", 4)
+    train = images_of(root / "train", 2)
     vertices = run.network().bottleneck.vertices
     codes, queries, seen = (run.encode(x, "codes").numpy().astype(np.uint8) for x in (files, crops, train))
     features = [run.encode(x, "encoder") for x in (files, crops, train)]

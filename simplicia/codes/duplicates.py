@@ -5,7 +5,6 @@ codes. They propose pairs: each image and its nearest ones. A pair is kept if th
 some alignment, one of them complete and the other cropped.
 """
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ MOST_CODES = 0.5  # share of simplices in which a pair may differ
 BLOCK = 64  # images that a thread compares at a time
 THREADS = 2
 CROPS = {0.95: 3, 0.9: 5}  # sides of crops, and places along each side
-PAIRS = 4096  # compared at a time
+UNALIGNED = 0.25  # correlation from which a better alignment is looked for
+PAIRS = 1024  # compared at a time
 
 
 @dataclass
@@ -42,28 +42,37 @@ class Group:
 
 
 def look_distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """1 - the correlation of looks (n, 256) in the best alignment, from 0 to 1: (n,)."""
+    """1 - the correlation of looks (n, 256) in the best alignment, from 0 to 1: (n,).
+
+    Pairs that correlate too little without an alignment are not aligned.
+    """
     a, b = (torch.from_numpy(x.reshape(-1, SIDE, SIDE).astype(np.float32)) for x in (first, second))
-    best = _correlation(a, b)
-    for rows, columns in _crops():
-        best = torch.maximum(best, _correlation(rows @ a @ columns.T, b))
-        best = torch.maximum(best, _correlation(a, rows @ b @ columns.T))
-    equal = (a - b).abs().amax((1, 2)) <= 2  # of images without contrast there is no correlation
+    x, y = _unit(a).flatten(1), _unit(b).flatten(1)
+    best = (x * y).sum(1)
+    some = best > UNALIGNED
+    c, d = a[some], b[some]
+    best[some] = torch.stack([best[some], _best_crop(c, d), _best_crop(d, c)]).amax(0)
+    equal = (a - b).abs().amax((1, 2)) <= 2  # images without contrast have no correlation
     return torch.where(equal, 0.0, 1 - best).clamp(0, 1).numpy()
 
 
-def _correlation(a: Tensor, b: Tensor) -> Tensor:
-    a, b = (x.flatten(1) - x.flatten(1).mean(1, keepdim=True) for x in (a, b))
-    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)).clamp_min(1e-3)
+def _unit(looks: Tensor) -> Tensor:
+    centred = looks - looks.mean((1, 2), keepdim=True)
+    return centred / centred.norm(dim=(1, 2), keepdim=True).clamp_min(1e-3)
 
 
-def _crops() -> list[tuple[Tensor, Tensor]]:
-    """For each crop, the matrices that resize its rows and columns to those of a look."""
-    found = []
+def _best_crop(looks: Tensor, others: Tensor) -> Tensor:
+    """The largest correlation of a crop of each look (n, 16, 16) with the other: (n,)."""
+    best, unit = torch.full((len(looks),), -1.0), _unit(others)
     for side, places in CROPS.items():
-        axis = [_resize(side, (1 - side) * i / (places - 1)) for i in range(places)]
-        found += list(itertools.product(axis, axis))
-    return found
+        resize = torch.stack([_resize(side, (1 - side) * i / (places - 1)) for i in range(places)])
+        rows = torch.einsum("prh,nhw->nprw", resize, looks)
+        crops = torch.einsum("nprw,qcw->nprqc", rows, resize)
+        product = torch.einsum("nprqc,nrc->npq", crops, unit)
+        variance = crops.square().sum((2, 4)) - crops.sum((2, 4)) ** 2 / SIDE**2
+        correlation = product / variance.clamp_min(1e-6).sqrt()
+        best = torch.maximum(best, correlation.flatten(1).amax(1))
+    return best
 
 
 def _resize(side: float, start: float) -> Tensor:
