@@ -54,7 +54,7 @@ def draw(path: Path, count: int) -> Index:
     parts = []
     for start in range(0, count, 50_000):
         n = min(50_000, count - start)
-        # of every 50 images, a pair differs in about half of the simplices, and looks correlate by about a half
+        # of every 50, a pair differs in half of the simplices, and looks correlate by about a half
         group = np.arange(n) // 50
         own, shared = (rng.integers(0, VERTICES, (m, SIMPLICES), np.uint8) for m in (n, n // 50 + 1))
         codes = np.where(rng.random((n, SIMPLICES), np.float32) < 0.3, own, shared[group])
