@@ -346,3 +346,26 @@ def test_transfer_shows_the_stored_accuracies(data, layer):
     row = stored(f"transfer/byol-sem-100-{data}-{layer}.json")
     more = f"{row['mean_class_accuracy']:.1f} | {row['seconds']:.1f}"
     assert f"| {data} | {layer} | {accuracy(row)} | {more} |" in text("docs/transfer.md")
+
+
+def test_search_shows_the_stored_numbers():
+    page = text("docs/search.md")
+    speed = stored("bench/search.json")
+    found, near = stored("search/duplicates.json"), stored("search/neighbours.json")
+    for way in ("exact", "fast", "faiss"):
+        assert f"| {speed['bytes_of_codes']:,} | {speed[way]['median_ms']:.1f} |" in page
+    for method in found["methods"].values():
+        test = method["test"]
+        kinds = " | ".join(str(count) for count in test["found_by_kind"].values())
+        cells = f"{method['threshold']:g} | {test['found']} | {kinds} | {test['false_groups']}"
+        assert f"| {cells} |" in page
+    for row in near["curve"]:
+        scores = (row[key] for key in ("same_class_in_10", "instance_first", "instance_in_10"))
+        assert f"| {row['bytes']} | {' | '.join(f'{score:.1f}' for score in scores)} |" in page
+    for row in near["fast"]:
+        recall = f"{row['recall_of_10']:.1f} % of the true 10 nearest"
+        assert f"{recall} are found with {row['candidates']:,} candidates" in page
+    from simplicia.codes.duplicates import DISTANCE
+
+    assert found["default"]["threshold"] == DISTANCE
+    assert found["default"]["test"]["found"] >= 190 and found["default"]["test"]["false_groups"] <= 5
