@@ -42,7 +42,18 @@ _MODULES = {  # where names are defined
     "simplicial": "simplicia.sem",
 }
 _SUBMODULES = (
-    *("analyze", "bottlenecks", "data", "encoders", "estimator", "evaluate", "export", "layers", "losses"),
+    *(
+        "analyze",
+        "bottlenecks",
+        "codes",
+        "data",
+        "encoders",
+        "estimator",
+        "evaluate",
+        "export",
+        "layers",
+        "losses",
+    ),
     *("methods", "run", "sem", "train"),
 )
 

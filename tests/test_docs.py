@@ -449,3 +449,26 @@ def test_scaling_shows_the_stored_plan():
         assert f"| {row['images_per_gpu']} | {row['batch_size']:,} | {speed} |" in page
     for full, half in zip(sem["gpus"][1:], sem["half_large"], strict=True):
         assert f"| {full['gpus']} | {full['step_ms']:.0f} | {half['step_ms']:.0f} |" in page
+
+
+def test_search_shows_the_stored_numbers():
+    page = text("docs/search.md")
+    speed = stored("bench/search.json")
+    found, near = stored("search/duplicates.json"), stored("search/neighbours.json")
+    for way in ("exact", "fast", "faiss"):
+        assert f"| {speed['bytes_of_codes']:,} | {speed[way]['median_ms']:.1f} |" in page
+    for method in found["methods"].values():
+        test = method["test"]
+        kinds = " | ".join(str(count) for count in test["found_by_kind"].values())
+        cells = f"{method['threshold']:g} | {test['found']} | {kinds} | {test['false_groups']}"
+        assert f"| {cells} |" in page
+    for row in near["curve"]:
+        scores = (row[key] for key in ("same_class_in_10", "instance_first", "instance_in_10"))
+        assert f"| {row['bytes']} | {' | '.join(f'{score:.1f}' for score in scores)} |" in page
+    for row in near["fast"]:
+        recall = f"{row['recall_of_10']:.1f} % of the true 10 nearest"
+        assert f"{recall} are found with {row['candidates']:,} candidates" in page
+    from simplicia.codes.duplicates import DISTANCE
+
+    assert found["default"]["threshold"] == DISTANCE
+    assert found["default"]["test"]["found"] >= 190 and found["default"]["test"]["false_groups"] <= 5

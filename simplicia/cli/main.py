@@ -24,13 +24,13 @@ from simplicia.errors import (
 from simplicia.progress import close_live
 
 # in the order of the help; each registers one verb or a few
-MODULES = "demo pretrain pack evaluate predict encode analyze reproduce bound bench cost lists"
+MODULES = "demo pretrain pack evaluate predict encode codes analyze reproduce bound bench cost lists"
 TASKS = {  # the verbs of ``simplicia --help`` by what one wants to do
     "First steps": "demo recipes datasets methods",
     "Train": "pretrain sweep pack",
     "Measure": "probe knn transfer finetune semi robustness compare",
     "Look inside": "analyze report bound",
-    "Use": "encode predict export",
+    "Use": "encode index search dedup predict export",
     "Repeat the paper": "reproduce",
     "Costs": "cost bench",
 }

@@ -61,7 +61,7 @@ def decode_files(
             results = executor.map(lambda path: _try_decode(path, size, keep_aspect), files[first:])
             for i, result in enumerate(results, first):
                 if isinstance(result, Exception):
-                    reason, permanent = _explain(result)
+                    reason, permanent = explain(result)
                     report.permanent = report.permanent and permanent
                     outcome: Outcome = reason
                 else:
@@ -96,7 +96,7 @@ def _try_decode(path: Path, size: int, keep_aspect: bool) -> tuple[np.ndarray, f
         return error
 
 
-def _explain(error: Exception) -> tuple[str, bool]:
+def explain(error: Exception) -> tuple[str, bool]:
     """Why a file could not be read, and whether the file itself is the reason."""
     from PIL import UnidentifiedImageError
 

@@ -18,6 +18,7 @@ import jinja2
 from markupsafe import Markup
 
 from simplicia.analyze.report_data import Analysis
+from simplicia.errors import printable
 from simplicia.files import write_file
 from simplicia.report import figures, tables
 from simplicia.report.figures import Runs
@@ -47,10 +48,8 @@ def page(analyses: Analyses) -> str:
     }
     script = _text("graph.js") + _text("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_text("template.html.j2")).render(
+    return render(
+        "template.html.j2",
         runs=runs,
         title=runs[0][0] if len(runs) == 1 else f"Comparison of {len(runs)} runs",
         warnings=_warnings(runs) + missing,
@@ -63,11 +62,20 @@ def page(analyses: Analyses) -> str:
         sheets=sheets,
         policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "base-uri 'none'; form-action 'none'",
-        # the package's own files, and JSON that cannot end its element
-        style=Markup(_text("style.css")),
+        # the package's own file, and JSON that cannot end its element
         script=Markup(script),
         data=Markup(embedded(data)),
     )
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from one of the package's templates; values are escaped."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["printable"] = printable
+    style = Markup(_text("style.css"))  # the package's own file
+    return environment.from_string(_text(template)).render(style=style, **values)
 
 
 def embedded(data: Any) -> str:

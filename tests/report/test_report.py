@@ -296,7 +296,7 @@ def test_files_of_the_page_are_packaged():
     patterns = project["tool"]["setuptools"]["package-data"]["simplicia"]
     folder = Path(simplicia.report.__file__).parent
     needed = [f"report/{path.name}" for path in folder.iterdir() if path.suffix in (".js", ".css", ".j2")]
-    assert len(needed) == 4
+    assert len(needed) == 5
     assert all(any(fnmatch(name, pattern) for pattern in patterns) for name in needed)
 
 

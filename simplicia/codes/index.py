@@ -1,0 +1,410 @@
+"""An index of images by their codes: build it, search it, find duplicates, add and remove images."""
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from simplicia.codes import bits, informative, store
+from simplicia.codes.build import encode_files, list_files, model_of
+from simplicia.codes.duplicates import DISTANCE, Group, find
+from simplicia.codes.store import About, Model, Table
+from simplicia.errors import Busy, UserError
+from simplicia.files import write_errors
+from simplicia.run import Run, load
+from simplicia.train.run_dir import lock
+
+SIMPLICES = 256
+SAMPLE = 4096  # images on which simplices are chosen, and vertices explained
+CANDIDATES = 100  # times k images that approximate search compares in all simplices
+EXAMPLES = 6  # images that a vertex stands for
+
+
+@dataclass
+class Neighbours:
+    """The k nearest images of each query, nearest first."""
+
+    indices: np.ndarray  # (queries, k) rows of the index
+    agree: np.ndarray  # (queries, k) simplices whose codes are equal
+    simplices: int
+    names: list[list[str]]
+    codes: np.ndarray  # (queries, simplices) of the queries
+
+    @property
+    def distance(self) -> np.ndarray:
+        """The share of simplices that differ, from 0 to 1: (queries, k)."""
+        return 1 - self.agree / self.simplices
+
+
+@dataclass
+class Vertex:
+    """A vertex that a query shares with some of its neighbours."""
+
+    simplex: int
+    vertex: int
+    share: float  # of the index's images that have it
+    neighbours: int  # that share it
+    examples: list[str]  # images that have it and are most like all others that do
+
+
+class Index:
+    """Images and their codes in one file: ``Index.build(run, "photos/", "photos.index")``."""
+
+    def __init__(self, path: str | Path, run: Run | None = None):
+        """Open an index; ``run`` is the run that made it, by default loaded from where it was."""
+        self.path = Path(path)
+        self._load()
+        self._run = run if run is None else self._checked(run)
+        self.skipped: list[tuple[str, str]] = []  # files that the last build could not read, and why
+
+    @classmethod
+    def open(cls, path: str | Path, run: Run | None = None) -> "Index":
+        return cls(path, run)
+
+    @classmethod
+    def build(
+        cls,
+        run: Run | str | Path,
+        images: str | Path,
+        out: str | Path,
+        simplices: int = SIMPLICES,
+        quiet: bool = True,
+    ) -> "Index":
+        """Encode every image below a folder, and keep the codes of the most informative simplices.
+
+        An index that is there is replaced once the new one is complete. A killed build goes on from where it
+        was when it is started again.
+        """
+        run = run if isinstance(run, Run) else load(run)
+        model, images, path = model_of(run), Path(images), Path(out)
+        if simplices < 1:
+            raise UserError(f"simplices is {simplices}; it must be at least 1")
+        bottleneck: Any = run.network().bottleneck
+        total, vertices = bottleneck.simplices, bottleneck.vertices
+        if vertices > store.MOST_VERTICES:
+            most = store.MOST_VERTICES
+            raise UserError(f"{run.path} has {vertices} vertices; an index takes at most {most}")
+        with _writing(path):
+            if path.exists():
+                _check(store.read(path).about.model, model, path)
+            folder = images.resolve() if images.is_dir() else images.resolve().parent
+            about = About(
+                store.VERSION, model, _stored(folder, path), total, vertices, simplices=list(range(total))
+            )
+            files, skipped = list_files(images, folder)
+            tables, unreadable = encode_files(run, files, about, _parts(path), quiet)
+            sources = _newest(tables, {(file.name, *file.stamp) for file in files})
+            count = sum(len(rows) for _, rows in sources)
+            if not count:
+                name, reason = unreadable[0]
+                raise UserError(f"none of the {len(files)} images can be read, such as {name!r}: {reason}")
+            some = np.sort(np.random.default_rng(0).permutation(count)[:SAMPLE])
+            chosen = informative.choose(_rows(sources, some), vertices, simplices)
+            about = about.replace(simplices=chosen.tolist())
+            store.write(path, about, [(table, rows, chosen) for table, rows in sources])
+            del tables, sources
+            shutil.rmtree(_parts(path))
+        index = cls(path, run)
+        index.skipped = skipped + unreadable
+        return index
+
+    def add(self, images: str | Path, quiet: bool = True) -> int:
+        """Add the images of a folder, or one image; returns how many.
+
+        An image that is there already is encoded again if its file has changed.
+        """
+        with _writing(self.path):
+            self._load()
+            files, skipped = list_files(Path(images), self.folder)
+            known = {
+                name: tuple(stamp)
+                for name, stamp in zip(self.names, self._table.stamps.tolist(), strict=True)
+            }
+            changed = [file for file in files if known.get(file.name) != file.stamp]
+            tables, unreadable = encode_files(self.run, changed, self.about, _parts(self.path), quiet)
+            sources = _newest(tables, {(file.name, *file.stamp) for file in changed})
+            new = {name for table, rows in sources for name in table.names(rows.tolist())}
+            kept = np.array([i for i, name in enumerate(self.names) if name not in new], dtype=np.int64)
+            if new:
+                store.write(self.path, self.about, [(t, r, None) for t, r in [(self._table, kept), *sources]])
+            del tables, sources
+            shutil.rmtree(_parts(self.path))
+        self._load()
+        self.skipped = skipped + unreadable
+        return len(new)
+
+    def remove(self, names: Iterable[str | Path]) -> int:
+        """Remove images by name, or all below a folder; returns how many. No file is deleted."""
+        with _writing(self.path):
+            self._load()
+            gone: set[int] = set()
+            for name in map(str, names):
+                path = Path(name).resolve()  # the name may be the path of a file
+                inside = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path
+                wanted = name.rstrip("/"), inside.as_posix()
+                below = [i for i, known in enumerate(self.names) if _is_below(known, wanted)]
+                if not below:
+                    raise UserError(
+                        f"{str(self.path)!r} has no image {name!r}; names are as in {self.names[0]!r}"
+                    )
+                gone.update(below)
+            kept = np.setdiff1d(np.arange(len(self)), list(gone))
+            if not len(kept):
+                raise UserError(
+                    f"this would remove all {len(self)} images; delete {str(self.path)!r} instead"
+                )
+            store.write(self.path, self.about, [(self._table, kept, None)])
+        self._load()
+        return len(gone)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __repr__(self) -> str:
+        return f"Index({str(self.path)!r}, {len(self)} images, {len(self.simplices)} simplices)"
+
+    @property
+    def about(self) -> About:
+        return self._table.about
+
+    @property
+    def simplices(self) -> list[int]:
+        """The run's simplices that the index keeps, most informative first."""
+        return self.about.simplices
+
+    @property
+    def folder(self) -> Path:
+        """The folder that names are relative to."""
+        return self.path.parent.resolve() / self.about.folder
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The images by name: relative to ``folder``, or absolute outside of it."""
+        return self._table.names()
+
+    @property
+    def words(self) -> int:
+        """The 64-bit words of an image's codes."""
+        return len(self._table.codes)
+
+    @property
+    def run(self) -> Run:
+        """The run that made the index."""
+        return self._run or self.use()
+
+    def use(self, run: str | Path | None = None, device: str = "auto") -> Run:
+        """Load the run that made the index, by default from where it was."""
+        folder = run or self.about.model.run
+        if run is None and not Path(folder).exists():
+            raise UserError(
+                f"the run {folder} that made {str(self.path)!r} is gone; name where it is now as --run"
+            )
+        self._run = self._checked(load(folder, device))
+        return self._run
+
+    def codes(self, rows: Any = slice(None)) -> np.ndarray:
+        """The codes (n, simplices) of some images, by default of all."""
+        return self._table.unpacked(rows)
+
+    def encode(self, images: Any) -> np.ndarray:
+        """The codes (n, simplices) of new images, in the index's simplices."""
+        codes = self.run.encode(images, "codes").numpy()
+        return codes[:, self.simplices].astype(np.min_scalar_type(max(self.about.vertices - 1, 1)))
+
+    def search(
+        self,
+        queries: Any,
+        k: int = 20,
+        exact: bool = True,
+        vertices: Mapping[int, int] | None = None,
+    ) -> Neighbours:
+        """The k images that agree with each query in most simplices; of equal ones the first in the index.
+
+        ``queries`` are images as ``Run.encode`` takes them, or codes (n, simplices): of the run, or of the
+        index. ``exact=False`` compares all images in the 64 most informative simplices and only the best
+        100 k in all. ``vertices`` maps simplices to the vertex that results must have.
+        """
+        if k < 1:
+            raise UserError(f"k is {k}; it must be at least 1")
+        codes = self._queries(queries)
+        planes, rows = self._table.codes, None
+        if vertices:
+            rows = self.having(vertices)
+            planes = planes[:, rows]
+        width = bits.bits_of(self.about.vertices)
+        words = len(planes) if exact else 1
+        found = [
+            bits.nearest(planes, query, width, k, words, CANDIDATES * k)
+            for query in bits.pack(codes, self.about.vertices).T
+        ]
+        indices = np.stack([near for near, _ in found])
+        agree = len(self.simplices) - np.stack([differ for _, differ in found]).astype(np.int64)
+        indices = indices if rows is None else rows[indices]
+        return Neighbours(
+            indices, agree, len(self.simplices), [self._table.names(row) for row in indices.tolist()], codes
+        )
+
+    def listed(self, vertices: Mapping[int, int], k: int = 20) -> Neighbours:
+        """The first k images that have the given vertices, without a query."""
+        rows = self.having(vertices)[:k]
+        kept = [simplex for simplex in self.simplices if simplex in vertices]
+        codes = np.full((1, len(self.simplices)), self.about.vertices)  # which no image has
+        for simplex, vertex in vertices.items():
+            codes[0, self.simplices.index(simplex)] = vertex
+        agree = np.full((1, len(rows)), len(kept))
+        return Neighbours(rows[None], agree, len(self.simplices), [self._table.names(rows.tolist())], codes)
+
+    def having(self, vertices: Mapping[int, int]) -> np.ndarray:
+        """The rows of images that have all of the given vertices, by simplex."""
+        chosen = np.ones(len(self), dtype=bool)
+        for simplex, vertex in vertices.items():
+            if not 0 <= simplex < self.about.total or not 0 <= vertex < self.about.vertices:
+                raise UserError(
+                    f"there is no vertex {simplex}:{vertex}; simplices are 0 to {self.about.total - 1}, "
+                    f"vertices 0 to {self.about.vertices - 1}"
+                )
+            if simplex not in self.simplices:
+                raise UserError(
+                    f"the index keeps {len(self.simplices)} of {self.about.total} simplices, and {simplex} "
+                    f"is none of them; {self.simplices[0]} is one"
+                )
+            codes = bits.column(self._table.codes, self.simplices.index(simplex), self.about.vertices)
+            chosen &= codes == vertex
+        return np.flatnonzero(chosen)
+
+    def agreeing(self, codes: np.ndarray, row: int) -> list[int]:
+        """The run's simplices in which one query's codes (simplices,) equal those of an image."""
+        equal = np.flatnonzero(self.codes([row])[0] == codes)
+        return [self.simplices[i] for i in equal]
+
+    def explain(self, codes: np.ndarray, rows: Sequence[int], count: int = 8) -> list[Vertex]:
+        """The vertices of one query (simplices,) that say most about why these images are near.
+
+        A vertex counts for each image that shares it, and more if few images of the index have it.
+        """
+        sample, known = self._sample
+        equal = known == codes
+        share = np.maximum(equal.mean(0), 1 / len(known))
+        shared = (self.codes(list(rows)) == codes).sum(0)
+        score = shared * -np.log2(share)
+        found = []
+        for i in np.argsort(-score, kind="stable")[:count].tolist():
+            if not score[i] > 0:
+                continue
+            having = np.flatnonzero(equal[:, i])
+            typical = [np.bincount(column, minlength=self.about.vertices) for column in known[having].T]
+            like = np.stack(typical)[np.arange(known.shape[1]), known[having]].sum(1)
+            best = sample[having[np.argsort(-like, kind="stable")[:EXAMPLES]]].tolist()
+            found.append(
+                Vertex(
+                    self.simplices[i], int(codes[i]), float(share[i]), int(shared[i]), self._table.names(best)
+                )
+            )
+        return found
+
+    def duplicates(self, distance: float = DISTANCE, quiet: bool = True) -> list[Group]:
+        """Groups of images that are equal or nearly so, the largest file of each group first.
+
+        ``distance`` is of their looks, from 0 to 1. Time grows with the square of the number of images.
+        """
+        return find(self._table, distance, quiet)
+
+    @cached_property
+    def _sample(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of some images, and their codes."""
+        rows = np.sort(np.random.default_rng(0).permutation(len(self))[:SAMPLE])
+        return rows, self.codes(rows)
+
+    def _load(self) -> None:
+        for name in ("names", "_sample"):
+            self.__dict__.pop(name, None)
+        self._table = store.read(self.path)
+
+    def _checked(self, run: Run) -> Run:
+        _check(self.about.model, model_of(run), self.path)
+        return run
+
+    def _queries(self, queries: Any) -> np.ndarray:
+        """Codes (n, simplices) from images or codes."""
+        is_codes = isinstance(queries, np.ndarray | torch.Tensor) and queries.ndim == 2
+        if not is_codes or queries.dtype == object:
+            return self.encode(queries)
+        codes = np.asarray(queries)
+        if codes.dtype.kind not in "iu" or codes.shape[1] not in (self.about.total, len(self.simplices)):
+            raise UserError(
+                f"the codes are {codes.dtype} {codes.shape}; they must be integers (n, {self.about.total}) "
+                f"or, in the index's simplices, (n, {len(self.simplices)})"
+            )
+        if codes.size and not 0 <= codes.min() <= codes.max() < self.about.vertices:
+            raise UserError(
+                f"codes are from {codes.min()} to {codes.max()}; they are below {self.about.vertices}"
+            )
+        if codes.shape[1] == self.about.total:
+            codes = codes[:, self.simplices]
+        return codes.astype(np.min_scalar_type(max(self.about.vertices - 1, 1)))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Hold the lock of an index; a UserError says why it cannot be written."""
+    with write_errors("the index", path):
+        try:
+            file = lock(path.parent, f".{path.name}.lock")
+        except Busy:
+            raise Busy(
+                f"the index {str(path)!r} is being written by another process; try again later"
+            ) from None
+        with file:
+            yield
+
+
+def _check(made: Model, given: Model, path: Path) -> None:
+    if made.digest != given.digest:
+        raise UserError(
+            f"the index {str(path)!r} was made by {made.name} in {made.run}, not by {given.name} in "
+            f"{given.run}; codes of two models do not compare: give the run that made it, or another index"
+        )
+
+
+def _parts(path: Path) -> Path:
+    """The folder with the work of an unfinished build."""
+    return path.with_name(f"{path.name}.building")
+
+
+def _stored(folder: Path, path: Path) -> str:
+    """A folder as an index stores it: relative to the index if it is below the same folder."""
+    here = path.parent.resolve()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
+
+
+def _newest(tables: Sequence[Table], wanted: set[tuple[Any, ...]]) -> list[tuple[Table, np.ndarray]]:
+    """The rows of tables that are wanted, by name, size and time; each once."""
+    wanted, sources = set(wanted), []
+    for table in tables:
+        rows = []
+        for i, (name, stamp) in enumerate(zip(table.names(), table.stamps.tolist(), strict=True)):
+            if (name, *stamp) in wanted:
+                wanted.remove((name, *stamp))
+                rows.append(i)
+        sources.append((table, np.array(rows, dtype=np.int64)))
+    return sources
+
+
+def _rows(sources: Sequence[tuple[Table, np.ndarray]], rows: np.ndarray) -> np.ndarray:
+    """The codes of some rows of several tables, counted through."""
+    parts, start = [], 0
+    for table, kept in sources:
+        inside = rows[(rows >= start) & (rows < start + len(kept))] - start
+        parts.append(table.unpacked(kept[inside]))
+        start += len(kept)
+    return np.concatenate(parts)
+
+
+def _is_below(known: str, names: tuple[str, ...]) -> bool:
+    return any(known == name or known.startswith(f"{name}/") for name in names)
