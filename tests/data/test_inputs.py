@@ -65,7 +65,7 @@ def folder(tmp_path):
         ImageSet("mine", NCHW),
         (pixels for pixels in NHWC),
     ],
-    ids=str,
+    ids=lambda images: type(images).__name__,
 )
 def test_every_kind_gives_the_same_pixels(images):
     assert torch.equal(encoded(images), NCHW)
