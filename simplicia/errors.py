@@ -16,7 +16,8 @@ at_terminal = False  # whether the command line runs, whose messages name option
 FLAGS = ("resume", "overwrite", "download", "quiet", "allow-other-processes", "corrupt", "retry", "again")
 # commands are left as they are: "simplicia pretrain --download fetches it"
 OPTION = re.compile(
-    r"simplicia [a-z]+[^;,]*|(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|none|resnet18|\d+)\b)?"
+    r"simplicia [a-z]+[^;,]*"
+    r"|(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|none|resnet18|\d+)\b)?"
 )
 
 
