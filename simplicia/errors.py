@@ -16,8 +16,10 @@ DISK_TROUBLE = re.compile("disk is full|disk I/O error|readonly database|GB free
 
 at_terminal = False  # whether the command line runs, whose messages name options as it does: --resume
 FLAGS = ("resume", "overwrite", "download", "quiet", "allow-other-processes", "corrupt", "retry", "again")
+# commands are left as they are: "simplicia pretrain --download fetches it"
 OPTION = re.compile(
-    r"(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|none|resnet18|\d+)\b)?"
+    r"simplicia [a-z]+[^;,]*"
+    r"|(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|none|resnet18|\d+)\b)?"
 )
 
 
@@ -47,6 +49,8 @@ def spoken(message: str) -> str:
 
     def keyword(match: re.Match[str]) -> str:
         option, value = match.groups()
+        if option is None:
+            return match.group()
         name = option.replace("-", "_")
         if value is None:
             return f"{name}=True" if option in FLAGS else name

@@ -170,6 +170,10 @@ def test_messages_speak_python_in_python_and_options_on_the_command_line(run, tm
         ("a lower --optim.lr, into another --out", "a lower optim.lr, into another out"),
         ("give --stem small", "give stem='small'"),
         ("add --allow-other-processes", "add allow_other_processes=True"),
+        (
+            "use --data; simplicia pretrain --download gets it",
+            "use data; simplicia pretrain --download gets it",
+        ),
         ("a file named a--b -- and --", "a file named a--b -- and --"),
     ):
         assert str(UserError(message)) == python

@@ -278,7 +278,7 @@ def eval_view(images: Tensor, size: int, mean: Triple, std: Triple) -> Tensor:
     size, as 256 is of 224, before a center crop.
     """
     check_output(size, mean, std)
-    x = to_float(images)
+    x = images if images.is_floating_point() else to_float(images)
     height, width = x.shape[2:]
     if (height, width) != (size, size):
         short, resized = min(height, width), round(size * 8 / 7)
@@ -317,11 +317,11 @@ def center_crop_squeezed(images: Tensor, aspect_ratios: Tensor) -> Tensor:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 images with values in [0, 1]; float32 images, which have them already, as they are."""
-    if images.ndim != 4 or images.shape[1] != 3 or images.dtype not in (torch.uint8, torch.float32):
+    """uint8 images with values in [0, 1]."""
+    if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
         given = f"{images.dtype} of shape {tuple(images.shape)}"
         raise UserError(f"the images are {given}; they must be torch.uint8 of shape (N, 3, H, W)")
-    return images if images.is_floating_point() else images.to(torch.get_default_dtype()) / 255
+    return images.to(torch.get_default_dtype()) / 255
 
 
 def check_output(size: int, mean: Triple, std: Triple) -> None:

@@ -237,7 +237,7 @@ def _stack(images: list[Tensor], size: int) -> Tensor:
     if len({image.shape for image in images}) > 1:
         images = [center_crop(image, size) for image in images]
     if len({image.dtype for image in images}) > 1:
-        images = [to_float(image) for image in images]
+        images = [image if image.is_floating_point() else to_float(image) for image in images]
     return torch.cat(images)
 
 

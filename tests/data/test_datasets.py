@@ -114,7 +114,7 @@ def test_wrong_requests_raise_user_errors(tmp_path, monkeypatch):
         ({"name": "no/such/folder"}, "there is no folder 'no/such/folder'"),
         ({"name": "digits", "split": "val"}, "unknown split 'val'"),
         ({"name": "digits", "size": 64}, "size 64 is for folders"),
-        ({"name": "cifar100"}, "cifar-100-python below --data-dir or SIMPLICIA_DATA.*--download"),
+        ({"name": "cifar100"}, "cifar-100-python below data_dir or SIMPLICIA_DATA.*--download"),
         ({"name": "cifar10", "data_dir": tmp_path}, "cifar-10-batches-py.*data_batch_1.*--download"),
         ({"name": __file__}, "is a file"),
         ({"name": tmp_path, "size": 0}, "from 8 to 1024"),
