@@ -134,7 +134,7 @@ def dedup(
     index: IndexFile,
     *,
     distance: Annotated[
-        float | None, "how much looks may differ, 0 to 1 (default: 0.045)", NOT_NEGATIVE
+        float | None, "how much looks may differ, 0 to 1 (default: 0.04)", NOT_NEGATIVE
     ] = None,
     html: Html = None,
     json: Json = None,
