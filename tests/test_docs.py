@@ -346,3 +346,9 @@ def test_transfer_shows_the_stored_accuracies(data, layer):
     row = stored(f"transfer/byol-sem-100-{data}-{layer}.json")
     more = f"{row['mean_class_accuracy']:.1f} | {row['seconds']:.1f}"
     assert f"| {data} | {layer} | {accuracy(row)} | {more} |" in text("docs/transfer.md")
+
+
+def test_reliability_shows_the_stored_time_of_the_digest():
+    row = stored("bench/digest.json")
+    shown = f"For {row['bytes'] / 1e9:.1f} GB of tensors it takes {row['digest_seconds']:.1f} CPU seconds"
+    assert shown in text("docs/reliability.md")
