@@ -198,14 +198,15 @@ def kill_verbs(kills: Kills, count: int, rng: random.Random, world: fuzz.World, 
         return ["reproduce" if verb == "page" else verb, *words]
 
     usual: dict[str, float] = {}
-    for number in range(count):
+    number = 0
+    while sum(kills.counts.get(verb, 0) for verb in verbs) < count:
         verb = verbs[number % len(verbs)]
         if verb not in usual:
             begun = time.monotonic()
             fault = finish(prepared(verb, here / verb), here / verb / "log")
             kills.faults += [f"{verb}: {fault}"] if fault else []
             usual[verb] = time.monotonic() - begun
-        place = here / str(number)
+        place, number = here / str(number), number + 1
         words, log = prepared(verb, place), place / "log"
         killed = kill_after(start(words, log), rng.uniform(0, 1.1 * usual[verb]))
         kills.counts[verb] = kills.counts.get(verb, 0) + killed
