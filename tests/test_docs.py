@@ -472,3 +472,9 @@ def test_search_shows_the_stored_numbers():
     ours = found["methods"]["looks and codes"]
     assert ours["threshold"] == DISTANCE
     assert ours["test"]["found"] >= 190 and ours["test"]["wrongly_joined"] <= 5
+
+
+def test_reliability_shows_the_stored_time_of_the_digest():
+    row = stored("bench/digest.json")
+    shown = f"For {row['bytes'] / 1e9:.1f} GB of tensors it takes {row['digest_seconds']:.1f} CPU seconds"
+    assert shown in text("docs/reliability.md")

@@ -250,9 +250,9 @@ def _read_cache(pixels: Path, about: Path, shape: tuple[int, ...]) -> tuple[np.n
         skipped = [(Path(path), str(reason)) for path, reason in content["skipped"]]
         counts = len(aspect_ratios), len(readable) + len(skipped)
         valid = array.shape == shape and array.dtype == np.uint8 and counts == (len(readable), shape[0])
-        valid = valid and all(0 <= i < shape[0] for i in readable)
+        valid = valid and all(type(i) is int and 0 <= i < shape[0] for i in readable)
         valid = valid and all(0 < ratio < math.inf for ratio in aspect_ratios)
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+    except Exception:  # numpy reads the header as Python, with all of its errors
         return None
     return (array, FileReport(readable, aspect_ratios, skipped)) if valid else None
 

@@ -26,14 +26,14 @@ from simplicia import cli
 
 SECONDS, MEMORY = 60, 12 * 2**30
 STATUSES = (0, 1, 2, 75)
-CATEGORIES = ("arguments", "recipe", "result", "array", "image", "checkpoint")
+CATEGORIES = ("arguments", "recipe", "result", "array", "image", "checkpoint", "log", "sweep", "cache")
 TRAIN = "--device cpu --encoder tiny --batch-size 4 --image-size 16 --sem.simplices 4 --byol.hidden 8"
 TRAIN += " --byol.out 8 --epochs 1 --quiet"
 
 
 @dataclass
 class World:
-    """What the calls work on: images, images with classes, and a trained run."""
+    """What the calls work on: images, images with classes, a trained run, a sweep, and decoded images."""
 
     root: Path
 
@@ -48,6 +48,14 @@ class World:
     @property
     def run(self) -> Path:
         return self.root / "run"
+
+    @property
+    def sweep(self) -> Path:
+        return self.root / "sweep"
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
 
 
 def make_world(root: Path) -> World:
@@ -65,6 +73,10 @@ def make_world(root: Path) -> World:
     )
     status |= cli.main(["knn", str(world.run), "--device", "cpu"])
     status |= cli.main(["transfer", str(world.run), "--device", "cpu", "--quiet"])
+    status |= cli.main(["sweep", *commands(world, root)["sweep"]])
+    os.environ["SIMPLICIA_CACHE"] = str(world.cache)
+    status |= cli.main(["encode", *commands(world, root)["encode"]])
+    del os.environ["SIMPLICIA_CACHE"]
     assert status == 0
     for module in (
         "optuna",
@@ -92,11 +104,11 @@ def commands(world: World, here: Path) -> dict[str, list[str]]:
         "semi": [run, "--quiet", "--epochs", "1", "--lrs", "0.1", "--fraction", "0.5", "--temperatures", "1"],
         "encode": [run, photos, "--out", str(here / "x.npz")],
         "export": [run, str(here / "x.safetensors")],
-        "compare": [run],
+        "compare": [run, "--json", str(here / "compare.json")],
         "analyze": [run, "--out", str(here / "analysis"), "--images", "20"],
         "report": [run, "--out", str(here / "page.html"), "--images", "20"],
-        "bound": ["--vertices", "3"],
-        "cost": ["byol-sem", *TRAIN.split()[2:-1]],
+        "bound": ["--vertices", "3", "--json", str(here / "bound.json")],
+        "cost": ["byol-sem", "--encoder", "tiny", "--image-size", "16", "--json", str(here / "cost.json")],
         "sweep": [
             "byol-sem",
             "--data",
@@ -105,6 +117,8 @@ def commands(world: World, here: Path) -> dict[str, list[str]]:
             str(here / "sweep"),
             "--grid",
             "sem.temperature=1",
+            "--probe-epochs",
+            "1",
             *TRAIN.split(),
         ],
         "reproduce": ["--list"],
@@ -209,6 +223,40 @@ def checkpoint(rng: random.Random, world: World, here: Path) -> list[str]:
     return ["pretrain", "byol-sem", "--out", str(run), "--resume", "--quiet", "--device", "cpu"]
 
 
+def log(rng: random.Random, world: World, here: Path) -> list[str]:
+    run, file = world.run, world.run / "log.jsonl"
+    lines = file.read_text().splitlines()
+    lines[rng.randrange(len(lines))] = zoo.changed_json(rng, rng.choice(lines))
+    file.write_bytes(zoo.damaged(rng, "\n".join(lines).encode(errors="replace")))
+    verbs = {
+        "compare": [str(run)],
+        "report": [str(run), "--out", str(here / "page.html"), "--images", "20"],
+        "pretrain": ["byol-sem", "--out", str(run), "--resume", "--quiet", "--device", "cpu"],
+    }
+    verb = rng.choice(list(verbs))
+    return [verb, *verbs[verb]]
+
+
+def sweep(rng: random.Random, world: World, here: Path) -> list[str]:
+    folder = world.sweep
+    (trial,) = folder.glob("trial-*")
+    file = rng.choice([folder / "plan.json", folder / "study.db", trial / "results/holdout.json"])
+    if file.suffix == ".json":
+        file.write_text(zoo.changed_json(rng, file.read_text()), errors="replace")
+    else:
+        file.write_bytes(zoo.damaged(rng, file.read_bytes()))
+    return ["sweep", "byol-sem", "--out", str(folder), "--resume", "--quiet", "--device", "cpu"]
+
+
+def cache(rng: random.Random, world: World, here: Path) -> list[str]:
+    file = rng.choice(sorted(world.cache.iterdir()))
+    if file.suffix == ".json":
+        file.write_text(zoo.changed_json(rng, file.read_text()), errors="replace")
+    else:
+        file.write_bytes(zoo.array(rng, here / "bomb"))
+    return ["encode", str(world.run), str(world.photos), "--out", str(here / "x.npz")]
+
+
 MAKERS: dict[str, Callable[[random.Random, World, Path], list[str]]] = {
     "arguments": arguments,
     "recipe": recipe,
@@ -216,6 +264,9 @@ MAKERS: dict[str, Callable[[random.Random, World, Path], list[str]]] = {
     "array": array,
     "image": image,
     "checkpoint": checkpoint,
+    "log": log,
+    "sweep": sweep,
+    "cache": cache,
 }
 
 
@@ -235,17 +286,18 @@ def case(seed: int, world: World) -> Outcome:
     here = Path(tempfile.mkdtemp(dir=world.root))
     try:
         own = World(here)  # with a copy of the run, so that no call sees what others wrote
-        shutil.copytree(world.run, own.run)
+        for name in ("run", *({"sweep", "cache"} & {category})):
+            shutil.copytree(world.root / name, here / name)
         own.photos.symlink_to(world.photos)
         own.classes.symlink_to(world.classes)
         words = MAKERS[category](rng, own, here)
-        log = here / "log"
+        output = here / "log"
         child = os.fork()
         if child == 0:
-            _run(words, here, log)
+            _run(words, here, output)
         _, code = os.waitpid(child, 0)
         status = os.waitstatus_to_exitcode(code)
-        return Outcome(category, seed, words, status, _fault(status, log.read_bytes(), here))
+        return Outcome(category, seed, words, status, _fault(status, output.read_bytes(), here))
     finally:
         shutil.rmtree(here, ignore_errors=True)
 
@@ -255,9 +307,11 @@ def _run(words: list[str], here: Path, log: Path) -> None:
     status = 99
     try:
         os.chdir(here)
+        if (here / "cache").exists():
+            os.environ["SIMPLICIA_CACHE"] = str(here / "cache")
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        signal.alarm(2 * SECONDS)
+        signal.alarm(5 * SECONDS)  # more than the limit of CPU seconds: others may use the machine
         output = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -175,34 +175,46 @@ def kill_sweeps(kills: Kills, count: int, rng: random.Random, world: fuzz.World,
 
 def kill_verbs(kills: Kills, count: int, rng: random.Random, world: fuzz.World, here: Path) -> None:
     """Kill each verb that writes; what is visible is complete, and the same command then works."""
-    verbs = ("encode", "export", "analyze", "report", "knn", "transfer", "bound")
-    for number in range(count):
-        verb, place = verbs[number % len(verbs)], here / str(number)
-        place.mkdir()
-        run = fuzz.World(place)
-        shutil.copytree(world.run, run.run)
-        words = [verb, *fuzz.commands(fuzz.World(world.root), place)[verb]]
-        words = [word.replace(str(world.run), str(run.run)) for word in words]
-        words += {
-            "analyze": ["--figures", str(place / "figures")],
-            "bound": ["--figure", str(place / "b.svg")],
-        }.get(verb, [])
-        begun = time.monotonic()
-        log = place / "log"
-        if number < len(verbs):  # also tells how long it takes
-            fault = finish(words, log)
-            _usual[verb] = time.monotonic() - begun
-        else:
-            killed = kill_after(start(words, log), rng.uniform(0, 1.1 * _usual[verb]))
-            kills.counts[verb] = kills.counts.get(verb, 0) + killed
-            kills.faults += [f"{verb}: {fault}" for fault in torn(place)]
-            fault = finish(words, log)
+    sets, results = here / "sets", Path(__file__).parents[2] / "results"
+    sets.mkdir()
+    np.save(sets / "fog.npy", np.zeros((10, 16, 16, 3), np.uint8))
+    np.save(sets / "labels.npy", np.arange(10) % 2)
+    verbs = ("encode", "export", "analyze", "report", "knn", "transfer", "bound", "probe", "finetune", "semi")
+    verbs += ("robustness", "compare", "cost", "reproduce", "page")
+
+    def prepared(verb: str, place: Path) -> list[str]:
+        """A command on a copy of the run in a folder of its own."""
+        run = str(shutil.copytree(world.run, place / "run"))
+        experiment = ["hard-discretisation", "--only", "tau_d=0.1", "--data", str(world.classes), "--quiet"]
+        experiment += ["--epochs", "1", "--batch-size", "20", "--probe-epochs", "1"]
+        commands = fuzz.commands(fuzz.World(world.root), place) | {
+            "robustness": [run, "--sets", str(sets), "--epochs", "1", "--lrs", "0.1", "--quiet"],
+            "reproduce": [*experiment, "--runs", str(place / "runs"), "--results", str(place / "results")],
+            "page": ["--results", str(results), "--page", str(place / "page.md")],
+        }
+        commands["analyze"] += ["--figures", str(place / "figures")]
+        commands["bound"] += ["--figure", str(place / "b.svg")]
+        words = [word.replace(str(world.run), run) for word in commands[verb]]
+        return ["reproduce" if verb == "page" else verb, *words]
+
+    usual: dict[str, float] = {}
+    number = 0
+    while sum(kills.counts.get(verb, 0) for verb in verbs) < count:
+        verb = verbs[number % len(verbs)]
+        if verb not in usual:
+            begun = time.monotonic()
+            fault = finish(prepared(verb, here / verb), here / verb / "log")
+            kills.faults += [f"{verb}: {fault}"] if fault else []
+            usual[verb] = time.monotonic() - begun
+        place, number = here / str(number), number + 1
+        words, log = prepared(verb, place), place / "log"
+        killed = kill_after(start(words, log), rng.uniform(0, 1.1 * usual[verb]))
+        kills.counts[verb] = kills.counts.get(verb, 0) + killed
+        kills.faults += [f"{verb}: {fault}" for fault in torn(place)]
+        fault = finish(words, log)
         kills.faults += [f"{verb}: {fault}"] if fault else []
         kills.faults += [f"{verb}: {name} was left" for name in leftovers(place)]
         shutil.rmtree(place, ignore_errors=True)
-
-
-_usual: dict[str, float] = {}
 
 
 def kill(count: int, seed: int = 0) -> Kills:
@@ -213,7 +225,7 @@ def kill(count: int, seed: int = 0) -> Kills:
         for part, share in (
             (kill_training, count // 2),
             (kill_sweeps, count // 4),
-            (kill_verbs, count // 4 + 7),
+            (kill_verbs, count // 4),
         ):
             here = Path(name, part.__name__)
             here.mkdir()

@@ -23,6 +23,7 @@ from simplicia.result import write_json
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--fuzz", type=int, default=0, help="number of fuzzed calls")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first call, and of the kills")
     parser.add_argument("--kills", type=int, default=0, help="number of killed processes")
     parser.add_argument("--seed", type=int, help="repeat the fuzzed call of this seed")
     parser.add_argument("--kill", type=int, help=argparse.SUPPRESS)  # only that, for the process that does it
@@ -33,7 +34,7 @@ def main() -> int:
         print(outcome)
         return int(outcome.fault is not None)
     if options.kill is not None:
-        print(json.dumps(vars(kills.kill(options.kill) if options.kill else kills.Kills())))
+        print(json.dumps(vars(kills.kill(options.kill, options.first) if options.kill else kills.Kills())))
         return 0
     begun = shown = time.monotonic()
 
@@ -45,9 +46,10 @@ def main() -> int:
 
     # kills and calls at the same time; a pool of processes would have threads, which must not be forked
     killer = subprocess.Popen(
-        [sys.executable, __file__, "--kill", str(options.kills)], stdout=subprocess.PIPE
+        [sys.executable, __file__, "--kill", str(options.kills), "--first", str(options.first)],
+        stdout=subprocess.PIPE,
     )
-    outcomes = fuzz.fuzz(options.fuzz, report=report) if options.fuzz else []
+    outcomes = fuzz.fuzz(options.fuzz, options.first, report) if options.fuzz else []
     killed = kills.Kills(**json.loads(killer.communicate()[0].splitlines()[-1]))
     calls = {
         category: dict(sorted(Counter(str(o.status) for o in outcomes if o.category == category).items()))
