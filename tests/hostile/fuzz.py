@@ -108,7 +108,7 @@ def commands(world: World, here: Path) -> dict[str, list[str]]:
         "analyze": [run, "--out", str(here / "analysis"), "--images", "20"],
         "report": [run, "--out", str(here / "page.html"), "--images", "20"],
         "bound": ["--vertices", "3", "--json", str(here / "bound.json")],
-        "cost": ["byol-sem", "--encoder", "tiny", "--image-size", "16", "--json", str(here / "cost.json")],
+        "cost": ["cifar10-byol-sem", "--encoder", "tiny", "--json", str(here / "cost.json")],
         "sweep": [
             "byol-sem",
             "--data",
