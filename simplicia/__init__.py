@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from simplicia.api import pretrain
     from simplicia.estimator import RunTransformer as RunTransformer
     from simplicia.run import load
-    from simplicia.sem import SimplicialEmbedding, entropy, simplicial
+    from simplicia.sem import SimNorm, SimplicialEmbedding, entropy, pack, simplicial, unpack, usage
 
 __all__ = [  # without RunTransformer, which imports scikit-learn
+    "SimNorm",
     "SimplicialEmbedding",
     "UserError",
     "bottlenecks",
@@ -25,17 +26,24 @@ __all__ = [  # without RunTransformer, which imports scikit-learn
     "load",
     "losses",
     "methods",
+    "pack",
     "pretrain",
     "simplicial",
+    "unpack",
+    "usage",
 ]
 
 _MODULES = {  # where names are defined
     "RunTransformer": "simplicia.estimator",
+    "SimNorm": "simplicia.sem",
     "SimplicialEmbedding": "simplicia.sem",
     "entropy": "simplicia.sem",
     "load": "simplicia.run",
+    "pack": "simplicia.sem",
     "pretrain": "simplicia.api",
     "simplicial": "simplicia.sem",
+    "unpack": "simplicia.sem",
+    "usage": "simplicia.sem",
 }
 _SUBMODULES = (
     *("analyze", "bottlenecks", "data", "encoders", "estimator", "evaluate", "export", "layers", "losses"),

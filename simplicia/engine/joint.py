@@ -31,7 +31,8 @@ class JointNetwork(Adapted, Network):
         super().__init__(network)
         self.encoded: Tensor | None = None  # the encoder's output, while a step runs the encoders itself
         sem = network.bottleneck
-        if network.offset and type(sem) is SimplicialEmbedding and isinstance(sem.norm, FusedBatchNorm1d):
+        is_sem = type(sem) is SimplicialEmbedding and not sem.hard
+        if network.offset and is_sem and isinstance(sem.norm, FusedBatchNorm1d):
             self.bottleneck = FusedSimplicialEmbedding(sem)
 
     def apply_jointly(self, inputs: list[Tensor], *temperatures: Temperature | None) -> list[Branch]:

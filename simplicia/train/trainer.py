@@ -155,9 +155,7 @@ class Trainer:
         """The newest checkpoint of the run that is being trained."""
         return None if self.path is None else checkpoint.latest(self.path / "checkpoint")
 
-    def resume_from(
-        self, path: Path, note: str | None = None, allow_other_processes: bool = False
-    ) -> None:
+    def resume_from(self, path: Path, note: str | None = None, allow_other_processes: bool = False) -> None:
         """Go on from the newest checkpoint of a run directory; without one, start at step 0."""
         here: dict[str, Any] = {"commit": commit(), "device": versions(self.fabric.device)["device"]}
         processes = self.fabric.world_size
