@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from simplicia import bottlenecks, encoders, losses, methods
     from simplicia.api import pretrain
     from simplicia.estimator import RunTransformer as RunTransformer
-    from simplicia.run import load
+    from simplicia.run import from_pretrained, load
     from simplicia.sem import SimNorm, SimplicialEmbedding, entropy, pack, simplicial, unpack, usage
 
 __all__ = [  # without RunTransformer, which imports scikit-learn
@@ -23,6 +23,7 @@ __all__ = [  # without RunTransformer, which imports scikit-learn
     "bottlenecks",
     "encoders",
     "entropy",
+    "from_pretrained",
     "load",
     "losses",
     "methods",
@@ -38,6 +39,7 @@ _MODULES = {  # where names are defined
     "SimNorm": "simplicia.sem",
     "SimplicialEmbedding": "simplicia.sem",
     "entropy": "simplicia.sem",
+    "from_pretrained": "simplicia.run",
     "load": "simplicia.run",
     "pack": "simplicia.sem",
     "pretrain": "simplicia.api",

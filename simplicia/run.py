@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simplicia import bottlenecks
+from simplicia import bottlenecks, pretrained
 from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.devices import choose, seeded
 from simplicia.errors import UserError, unknown
@@ -117,6 +117,8 @@ class Run:
         return torch.cat([represent(net, x, layer, temperature).cpu() for x in features])
 
     export = export_run
+    save_pretrained = pretrained.save_pretrained
+    push_to_hub = pretrained.push_to_hub
 
     def view(self, images: Tensor | Iterable[Any]) -> Tensor:
         """Images as the encoder sees them: centre squares, normalised.
@@ -136,6 +138,8 @@ class Run:
 
 def load(path: str | Path, device: str = "auto") -> Run:
     """A run from its folder, strictly: a key that does not match is an error."""
+    if pretrained.is_model(Path(path)):
+        return from_pretrained(path, device)
     path, newest = Path(path), checkpoint.newest_of(path)
     recipe = read_yaml(path / "recipe.yaml")
     tensors, state = checkpoint.read(newest)
@@ -145,6 +149,17 @@ def load(path: str | Path, device: str = "auto") -> Run:
     with seeded(0, torch.device("cpu")):  # initial weights, which are replaced
         method = recipe.build()
     checkpoint.load_into(method, checkpoint.method_tensors(tensors), newest)
+    return Run(path, recipe, method.to(choose(device)), state)
+
+
+def from_pretrained(folder_or_name: str | Path, device: str = "auto") -> Run:
+    """A model that ``save_pretrained`` wrote, from its folder or by its name on the Hugging Face hub.
+
+    It encodes, exports and can be measured like the run it came from. It has no projector, and no target
+    network.
+    """
+    path = pretrained.find(folder_or_name)
+    recipe, method, state = pretrained.read(path)
     return Run(path, recipe, method.to(choose(device)), state)
 
 

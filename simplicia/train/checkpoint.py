@@ -101,7 +101,7 @@ def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         size = (checkpoint / TENSORS).stat().st_size
         if not isinstance(state, dict) or state.get("bytes") != size:
             raise ValueError(f"{TENSORS} has {size} bytes, not what {STATE} says")
-        _check_state(state)
+        check_state(state)
         if "sha256" in state and state["sha256"] != _digest(checkpoint / TENSORS):  # 0.1 stored none
             raise ValueError(f"{TENSORS} is not what was written: its SHA-256 differs from that in {STATE}")
         return load_file(checkpoint / TENSORS), state
@@ -216,7 +216,7 @@ class Writer:
         self.slowest = max(self.slowest, time.monotonic() - start)
 
 
-def _check_state(state: dict[str, Any]) -> None:
+def check_state(state: dict[str, Any]) -> None:
     """Raise a ValueError if the numbers that a run goes on with are not there or make no sense."""
 
     def is_number(value: Any, least: float = -math.inf) -> bool:

@@ -98,6 +98,16 @@ class Recipe:
         Literal["small", "imagenet", "auto"], 'first layers of a ResNet ("auto": from image_size)'
     ] = "small"
     stem_padding: Annotated[int, "padding of the small stem (the authors' code: 2)", Range(0, 32)] = 1
+    encoder_weights: Annotated[
+        str | None,
+        'first weights of the encoder: a .safetensors file, or "pretrained" for timm\'s from the hub',
+    ] = None
+    freeze: Annotated[
+        Literal["none", "encoder"], "parts that do not learn; a frozen encoder's features are computed once"
+    ] = "none"
+    frozen_views: Annotated[
+        int, "random views of each image whose features a frozen encoder computes", Range(2, 1024)
+    ] = 4
     epochs: Annotated[int, "passes over the images", Range(low=1)] = 1000
     batch_size: Annotated[int, "images per step over all processes (0: from their number)", Count] = 256
     micro_batch_size: Annotated[
@@ -218,12 +228,10 @@ class Recipe:
             raise UserError(f"this model cannot be built: {' '.join(str(error).split())[:300]}") from error
 
     def _build(self) -> methods.Method:
-        encoder: Any = self._encoder()
-        values = dataclasses.asdict(self.sem) | dataclasses.asdict(self.vq)
-        values["norm"] = None if self.sem.norm == "none" else self.sem.norm
-        options = {name: values[name] for name in bottlenecks.options(self.bottleneck) if name in values}
-        bottleneck: Any = bottlenecks.create(self.bottleneck, encoder.out_features, **options)
-        second = self.sem.second_temperature if "temperature" in options else None
+        encoder, bottleneck = self.trunk()
+        second = (
+            self.sem.second_temperature if "temperature" in bottlenecks.options(self.bottleneck) else None
+        )
         method = methods.create(
             self.method, encoder, bottleneck, second, **methods.converted(self.method, self.options)
         )
@@ -232,6 +240,14 @@ class Recipe:
                 if isinstance(part, Network):
                     part.offset = 0.0
         return method
+
+    def trunk(self) -> tuple[Any, Any]:
+        """The encoder and the bottleneck, without the method's projector."""
+        encoder = self._encoder()
+        values = dataclasses.asdict(self.sem) | dataclasses.asdict(self.vq)
+        values["norm"] = None if self.sem.norm == "none" else self.sem.norm
+        options = {name: values[name] for name in bottlenecks.options(self.bottleneck) if name in values}
+        return encoder, bottlenecks.create(self.bottleneck, encoder.out_features, **options)
 
     def try_encoder(self, encoder: torch.nn.Module) -> None:
         """A UserError unless an encoder of timm takes views of this size, and gives as much as it says."""
