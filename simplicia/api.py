@@ -8,7 +8,7 @@ from typing import Any
 from simplicia import devices
 from simplicia.progress import Progress, say
 from simplicia.run import Run, load
-from simplicia.train import auto, checkpoint, run_dir
+from simplicia.train import auto, checkpoint, frozen, run_dir
 from simplicia.train.hooks import Checkpoints, ExitWithoutPeers, Logging, OnlineProbes, StopOnRequest
 from simplicia.train.recipe import Recipe
 from simplicia.train.run_dir import Log
@@ -39,12 +39,15 @@ def pretrain(
     hook_options = {HOOK_OPTIONS[name]: more.pop(name) for name in HOOK_OPTIONS if name in more}
     images, changes = auto.images_from_memory(more)
     path, recipe = run_dir.resolve(recipe, changes, out, resume, processes)
+    recipe = frozen.settings(recipe, path)
     fabric = devices.launch(device, processes, recipe.precision)
     quiet = quiet or fabric.global_rank > 0
     images, test_images = auto.training_images(recipe, images, download, quiet)
     recipe, chosen = auto.resolve(recipe, images, fabric.device, processes)
     is_new = checkpoint.latest(path / "checkpoint") is None
-    trainer = Trainer(recipe, images, fabric, engine, test_images, recipe.init if is_new else None)
+    init = recipe.init if is_new else None
+    encoder = frozen.prepare(recipe, images, path, fabric, quiet) if recipe.freeze != "none" else None
+    trainer = Trainer(recipe, images, fabric, engine, test_images, init, encoder)
     say(trainer.describe(chosen), quiet)
     if dry_run:
         say(trainer.dry_run(), quiet)

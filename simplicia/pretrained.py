@@ -13,7 +13,6 @@ taken for it.
 
 import dataclasses
 import json
-import os
 import re
 import secrets
 import shutil
@@ -30,6 +29,7 @@ from simplicia import encoders
 from simplicia.devices import seeded
 from simplicia.errors import UserError, printable
 from simplicia.files import write_errors
+from simplicia.hub import hub_errors
 from simplicia.methods import Method
 from simplicia.result import read_results
 from simplicia.train import checkpoint
@@ -67,7 +67,10 @@ def push_to_hub(run: Any, name: str, network: str = "online", private: bool = Fa
     import huggingface_hub
 
     _check_hub_name(name)
-    with tempfile.TemporaryDirectory() as parent, _hub_errors("uploaded to", name):
+    with (
+        tempfile.TemporaryDirectory() as parent,
+        hub_errors("uploaded to", name, "a local folder works offline"),
+    ):
         folder = save_pretrained(run, Path(parent) / "model", network)
         huggingface_hub.create_repo(name, private=private, exist_ok=True)
         huggingface_hub.upload_folder(repo_id=name, folder_path=folder)
@@ -81,7 +84,7 @@ def find(folder_or_name: str | Path) -> Path:
         return folder
     import huggingface_hub
 
-    with _hub_errors("fetched from", name):
+    with hub_errors("fetched from", name, "a local folder works offline"):
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=[*NEEDED, CARD, CONFIG]))
 
 
@@ -150,9 +153,11 @@ def _write(run: Any, folder: Path, network: str) -> None:
     from safetensors.torch import save
 
     net, recipe = run.network(network), run.recipe
+    about = {name: getattr(recipe, name) for name in ("encoder", "stem", "image_size")}
+    about |= {name: list(run.state[name]) for name in ("mean", "std")}  # as in exported weights
     for part, file in ((net.encoder, ENCODER), (net.bottleneck, BOTTLENECK)):
         tensors = {key: value.cpu().contiguous() for key, value in _core(part).state_dict().items()}
-        (folder / file).write_bytes(save(tensors, {"format": "pt"}))
+        (folder / file).write_bytes(save(tensors, {"format": "pt", "simplicia": json.dumps(about)}))
     write_yaml(_without_folders(recipe), folder / RECIPE)
     state = {key: run.state[key] for key in KEPT if key in run.state}
     state |= {"simplicia": __version__, "network": network}
@@ -301,29 +306,3 @@ def _build_errors(folder: Path) -> Iterator[None]:
 def _check_hub_name(name: str) -> None:
     if not HUB_NAME.fullmatch(name):
         raise UserError(f"{name!r} is not a name on the hub; give user/name")
-
-
-@contextmanager
-def _hub_errors(action: str, name: str) -> Iterator[None]:
-    """Errors of the hub, the network and missing tokens as one sentence."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        known = isinstance(error, OSError | ValueError | HfHubHTTPError)
-        is_network = type(error).__module__.split(".")[0] in (
-            "httpx",
-            "httpcore",
-            "requests",
-            "huggingface_hub",
-        )
-        if not (known or is_network):
-            raise
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise UserError(
-            f"{name} cannot be {action} the hub{offline}: {why}; a local folder works offline"
-        ) from error

@@ -148,7 +148,7 @@ def load(path: str | Path, device: str = "auto") -> Run:
             raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
     with seeded(0, torch.device("cpu")):  # initial weights, which are replaced
         method = recipe.build()
-    checkpoint.load_into(method, checkpoint.method_tensors(tensors), newest)
+    checkpoint.load_into(method, checkpoint.model_tensors(newest, tensors, state), newest)
     return Run(path, recipe, method.to(choose(device)), state)
 
 

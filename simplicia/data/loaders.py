@@ -72,7 +72,7 @@ class HostLoader(DeviceLoader):
         self.fixed_rows: Tensor = torch.arange(len(self.images), device=self.device)
         pinned = self.device.type == "cuda"
         self.buffers = [
-            torch.empty(self.images.shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)
+            torch.empty(self.images.shape, dtype=images.dtype, pin_memory=pinned) for _ in range(2)
         ]
         self.copied = [torch.cuda.Event() if pinned else None for _ in range(2)]
         self.thread = ThreadPoolExecutor(1)

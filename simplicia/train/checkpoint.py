@@ -25,6 +25,7 @@ from simplicia.files import atomic_write
 
 KEEP = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
+FROZEN = "encoder.safetensors"  # in the folder of a run whose encoder does not learn
 
 
 def save(
@@ -154,6 +155,28 @@ def method_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
 
 
+def model_tensors(
+    checkpoint: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The method's own tensors, with those of a frozen encoder, which a run stores once."""
+    own = method_tensors(tensors)
+    encoder = frozen_encoder(checkpoint, state)
+    networks = {key.partition(".")[0] for key in own if key.startswith(("online.", "target."))}
+    return own | {f"{name}.encoder.{key}": value for name in networks for key, value in encoder.items()}
+
+
+def frozen_encoder(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of the run's frozen encoder; none if it has no such encoder."""
+    from safetensors.torch import load_file
+
+    if "frozen_encoder" not in state:
+        return {}
+    file = checkpoint.parent.parent / FROZEN
+    if not file.is_file() or _digest(file) != state["frozen_encoder"]:
+        raise UserError(f"{file} is missing or damaged: its SHA-256 differs from that in {STATE}")
+    return load_file(file)
+
+
 @torch.no_grad()
 def initialise_from(method: torch.nn.Module, path: str | Path) -> tuple[int, int]:
     """Load the weights and statistics of a run into a method, where names and shapes agree.
@@ -161,7 +184,8 @@ def initialise_from(method: torch.nn.Module, path: str | Path) -> tuple[int, int
     The encoder must match completely, or it is a UserError. Queues start empty; a target network that the run
     lacks starts as a copy of the online one. Returns how many tensors were loaded, of how many.
     """
-    there = method_tensors(read(newest_of(path))[0])
+    newest = newest_of(path)
+    there = model_tensors(newest, *read(newest))
     own = {k: v for k, v in method.state_dict().items() if "." in k and not k.startswith("queue.")}
     taken = 0
     for key, value in own.items():

@@ -188,6 +188,8 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     changes = {}
     if recipe.data not in datasets.names() and Path(recipe.data).is_dir():
         changes["data"] = str(Path(recipe.data).resolve())
+    if recipe.encoder_weights not in (None, "pretrained"):
+        changes["encoder_weights"] = str(Path(str(recipe.encoder_weights)).expanduser().resolve())
     if recipe.init is not None:
         changes["init"] = str(Path(recipe.init).expanduser().resolve())
     if recipe.data_dir:

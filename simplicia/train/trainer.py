@@ -21,6 +21,7 @@ from simplicia.methods import Output
 from simplicia.progress import duration
 from simplicia.provenance import commit, versions
 from simplicia.train import checkpoint, run_dir
+from simplicia.train.frozen import FeatureViews, Frozen
 from simplicia.train.monitor import OnlineProbe
 from simplicia.train.recipe import Recipe
 from simplicia.train.step import create_step
@@ -51,28 +52,36 @@ class Trainer:
         engine: str = "auto",
         test_images: Callable[[], ImageSet] | None = None,
         init_from: str | None = None,
+        frozen: Frozen | None = None,
     ):
         self.recipe, self.images, self.fabric = recipe, images, fabric
         torch.manual_seed(recipe.seed)
         method = recipe.build()
         self.initialised = (0, 0) if init_from is None else checkpoint.initialise_from(method, init_from)
-        recipe.try_encoder(method.online.encoder)
+        self.frozen = frozen
+        if frozen is None:
+            recipe.try_encoder(method.online.encoder)
+        else:
+            frozen.attach(method)
         method.to(fabric.device).to(memory_format=torch.channels_last)
         if fabric.device.type == "cuda" and fabric.world_size > 1:
             method = synchronised(method)
         self.method = method
-        self.statistics = images.statistics()
-        loader = choose_loader(images.images, fabric.device, recipe.data_device)
+        self.statistics = images.statistics() if frozen is None else frozen.statistics
+        inputs = images.images if frozen is None else frozen.features
+        loader = choose_loader(inputs, fabric.device, recipe.data_device)
         data = loader(
-            images.images,
+            inputs,
             recipe.batch_size,
             recipe.seed,
             fabric.device,
             fabric.global_rank,
             fabric.world_size,
-            aspect_ratios=images.aspect_ratios,
+            aspect_ratios=images.aspect_ratios if frozen is None else None,
         )
-        views = Views(recipe.views, recipe.actual_view_size, *self.statistics)
+        views: Any = FeatureViews()
+        if frozen is None:
+            views = Views(recipe.views, recipe.actual_view_size, *self.statistics)
         self.probe = self._online_probe(test_images) if recipe.online_every else None
         self.step = create_step(engine, recipe, method, data, views, fabric, self.probe)
         self.total, self.steps_per_epoch = self.step.total, data.batches
@@ -80,6 +89,7 @@ class Trainer:
         self.id: str | None = secrets.token_hex(8)  # results name the run they measured
         self.trained_by: list[dict[str, Any]] = []  # commits and devices, and the steps they began at
         self.stop: Interrupted | None = None  # set by ``request_stop``
+        self.frozen_state: dict[str, Any] = {}  # what a checkpoint says about a frozen encoder
         self.path: Path | None = None  # the run directory, once ``resume_from`` has looked there
 
     @property
@@ -143,6 +153,7 @@ class Trainer:
             "processes": self.fabric.world_size,
             "id": self.id,
             "trained_by": self.trained_by,
+            **self.frozen_state,
             **versions(self.fabric.device),
         }
 
@@ -162,6 +173,9 @@ class Trainer:
         here |= {} if processes == 1 else {"processes": processes}
         here |= {} if note is None else {"note": note}
         self.path = path
+        if self.frozen is not None:
+            stored = {"frozen_encoder": self.frozen.store(path)}
+            self.frozen_state = {**stored, "extraction": self.frozen.extraction}
         newest = self.last_checkpoint()
         if newest is None:
             self.trained_by = [{**here, "from_step": 0}]
