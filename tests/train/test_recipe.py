@@ -215,3 +215,10 @@ def test_build_uses_the_checked_options():
     recipe = recipe.checked()
     assert recipe.options["momentum"] == 0.98 and type(recipe.options["hidden"]) is int
     assert recipe.build().momenta[0] == 0.98
+
+
+def test_entropy_weight_is_for_simplices():
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.entropy_weight": 0.5})
+    assert recipe.checked().build().entropy_weight == 0.5
+    with pytest.raises(UserError, match="has no simplices"):
+        with_changes(recipe, {"bottleneck": "embed"}).checked()
