@@ -16,7 +16,7 @@ from simplicia.errors import UserError, unknown
 from simplicia.export import export as export_run
 from simplicia.methods import Method
 from simplicia.methods.base import Network
-from simplicia.representation import represent
+from simplicia.representation import patch_codes, represent
 from simplicia.result import Record, write_json
 from simplicia.sem import Temperature
 from simplicia.train import checkpoint
@@ -104,15 +104,19 @@ class Run:
 
         ``images``: tensor (N, 3, H, W), uint8 or from 0 to 1, or a list of paths or PIL images; the encoder
         sees their ``view``. ``layer`` is one of ``run.layers()``, by default the bottleneck's output: "sem"
-        for a run with SEM. ``temperature`` is for "sem", by default the run's own.
+        for a run with SEM. ``temperature`` is for "sem", by default the run's own. Layer "tokens" is the
+        codes of a vision transformer's patches, (N, patches, simplices).
         """
-        layer = self.check_layer(layer, temperature)
+        is_tokens = layer == "tokens"
+        layer = self.check_layer("codes" if is_tokens else layer, temperature)
         if isinstance(temperature, np.number):
             temperature = temperature.item()
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         net = self.network(network)
         batches = as_images(images, self.recipe.actual_decode_size).split(batch_size)
+        if is_tokens:
+            return torch.cat([patch_codes(net, self.view(batch)).cpu() for batch in batches])
         features = (net.encoder(self.view(batch)) for batch in batches)
         return torch.cat([represent(net, x, layer, temperature).cpu() for x in features])
 

@@ -113,6 +113,20 @@ def test_timm_loads_the_encoder(name, tmp_path):
     assert torch.equal(again.encode(IMAGES, "codes"), run.encode(IMAGES, "codes"))
 
 
+def test_tokens_are_the_codes_of_patches(run, tmp_path):
+    vit = built("vit_tiny_patch16_224", tmp_path)
+    codes = vit.encode(IMAGES, "tokens")
+    assert codes.shape == (6, 16, 4)  # 64 pixels are 4 x 4 patches
+    net = vit.network()
+    with torch.no_grad():
+        tokens = net.encoder.model.forward_features(vit.view(IMAGES))[:, 1:]
+        assert torch.equal(codes[:, 5], net.bottleneck.codes(tokens[:, 5]))
+    with pytest.raises(UserError, match="ResNet has no tokens"):
+        run.encode(IMAGES, "tokens")
+    with pytest.raises(UserError, match="no layer 'codes'"):
+        built("vit_tiny_patch16_224", tmp_path, bottleneck="none").encode(IMAGES, "tokens")
+
+
 def test_a_resnet_with_the_small_stem_says_that_timm_lacks_it(tmp_path):
     folder = built("resnet18", tmp_path, stem="small").save_pretrained(tmp_path / "model")
     assert not (folder / "config.json").exists()

@@ -173,7 +173,7 @@ def test_timm_encoders_take_timms_files_strictly(photos, tmp_path):
 
 
 def test_wrong_input_is_one_sentence(photos, weights, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "broken.safetensors").write_bytes(b"no")
     no_file = {"encoder_weights": None}
     for changes, words in (
