@@ -13,6 +13,7 @@ from simplicia import bottlenecks, pretrained
 from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.devices import choose, seeded
 from simplicia.errors import UserError, unknown
+from simplicia.explain import explain as explain_image
 from simplicia.export import export as export_run
 from simplicia.methods import Method
 from simplicia.methods.base import Network
@@ -123,6 +124,7 @@ class Run:
     export = export_run
     save_pretrained = pretrained.save_pretrained
     push_to_hub = pretrained.push_to_hub
+    explain = explain_image
 
     def view(self, images: Tensor | Iterable[Any]) -> Tensor:
         """Images as the encoder sees them: centre squares, normalised.
