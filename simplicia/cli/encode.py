@@ -13,7 +13,7 @@ def encode(
     run: RunFolder,
     images: Annotated[str, "folder of images, an image, or a data set"],
     *,
-    out: Annotated[str, "file to write, .npz"],
+    out: Annotated[str, "file to write, .npz or .parquet"],
     layer: Annotated[tuple[str, ...] | None, f"one or several of {LAYERS}"] = None,
     temperature: Temperature = None,
     network: Network = "online",
