@@ -13,33 +13,43 @@ if TYPE_CHECKING:
     from simplicia import bottlenecks, encoders, losses, methods
     from simplicia.api import dry_run, pretrain
     from simplicia.estimator import RunTransformer as RunTransformer
-    from simplicia.run import load, load_classifier
-    from simplicia.sem import SimplicialEmbedding, entropy, simplicial
+    from simplicia.run import from_pretrained, load, load_classifier
+    from simplicia.sem import SimNorm, SimplicialEmbedding, entropy, pack, simplicial, unpack, usage
 
 __all__ = [  # without RunTransformer, which imports scikit-learn
+    "SimNorm",
     "SimplicialEmbedding",
     "UserError",
     "bottlenecks",
     "dry_run",
     "encoders",
     "entropy",
+    "from_pretrained",
     "load",
     "load_classifier",
     "losses",
     "methods",
+    "pack",
     "pretrain",
     "simplicial",
+    "unpack",
+    "usage",
 ]
 
 _MODULES = {  # where names are defined
     "RunTransformer": "simplicia.estimator",
+    "SimNorm": "simplicia.sem",
     "SimplicialEmbedding": "simplicia.sem",
     "dry_run": "simplicia.api",
     "entropy": "simplicia.sem",
+    "from_pretrained": "simplicia.run",
     "load": "simplicia.run",
     "load_classifier": "simplicia.run",
+    "pack": "simplicia.sem",
     "pretrain": "simplicia.api",
     "simplicial": "simplicia.sem",
+    "unpack": "simplicia.sem",
+    "usage": "simplicia.sem",
 }
 _SUBMODULES = (
     *(

@@ -12,7 +12,7 @@ from simplicia.distributed import from_leader, watched_peers
 from simplicia.errors import Interrupted
 from simplicia.progress import Progress, say
 from simplicia.run import Run, load, load_classifier
-from simplicia.train import auto, checkpoint, run_dir
+from simplicia.train import auto, checkpoint, frozen, run_dir
 from simplicia.train.hooks import REQUEUE, Checkpoints, Logging, OnlineProbes, StopOnRequest, requeue
 from simplicia.train.plan import Plan
 from simplicia.train.recipe import Recipe
@@ -112,8 +112,9 @@ def _prepared(
     more.pop("allow_other_processes", None)  # any number is allowed since N processes equal one
     data, encoder, changes = auto.from_python(more)
     processes = devices.process_count(processes)
-    chosen = run_dir.resolve(recipe, changes, out, resume, processes, overwrite)
-    fabric = devices.launch(device, processes, chosen[1].precision)
+    path, resolved = run_dir.resolve(recipe, changes, out, resume, processes, overwrite)
+    chosen = path, frozen.settings(resolved, path, overwrite, processes)
+    fabric = devices.launch(device, processes, resolved.precision)
     quiet = quiet or fabric.global_rank > 0
     with watched_peers():
         path, resolved = from_leader(lambda: chosen)
@@ -121,7 +122,10 @@ def _prepared(
         resolved, notes = auto.resolve(resolved, images, fabric.device, processes)
         is_new = overwrite or from_leader(lambda: checkpoint.latest(path / "checkpoint") is None)
         init = resolved.init if is_new else None
-        trainer = Trainer(resolved, images, fabric, engine, test_images, init, encoder)
+        features = None
+        if resolved.freeze != "none":
+            features = frozen.prepare(resolved, images, path, is_new, fabric.device, quiet)
+        trainer = Trainer(resolved, images, fabric, engine, test_images, init, encoder, features)
         say(trainer.describe(notes), quiet)
         yield path, trainer, encoder
 

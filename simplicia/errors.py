@@ -19,7 +19,7 @@ FLAGS = ("resume", "overwrite", "download", "quiet", "allow-other-processes", "c
 # commands are left as they are: "simplicia pretrain --download fetches it"
 OPTION = re.compile(
     r"simplicia [a-z]+[^;,]*"
-    r"|(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|none|resnet18|\d+)\b)?"
+    r"|(?<![\w-])--([a-z][a-z0-9-]*(?:\.[a-z0-9-]+)?)(?: (cpu|small|eager|encoder|none|resnet18|\d+)\b)?"
 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from simplicia.explain import Vote
 from simplicia.representation import sparse_codes
 from simplicia.run import Run, load
 
@@ -56,6 +57,16 @@ class RunTransformer(TransformerMixin, BaseEstimator):
         encoded = self.run_.encode(images, self.layer_, self.temperature, self.network, self.batch_size)
         bottleneck: Any = self.run_.network(self.network).bottleneck
         return sparse_codes(encoded, bottleneck.vertices) if self.layer_ == "codes" else encoded.numpy()
+
+    def explain(self, image: Any, count: int = 5, examples: int = 4, images: Any = None) -> list[Vote]:
+        """The most certain simplices of an image, with example images: see ``Run.explain``.
+
+        >>> votes = RunTransformer(run).fit().explain(images[0], images=images)
+        >>> len(votes), len(votes[0].examples)
+        (5, 4)
+        """
+        check_is_fitted(self)
+        return self.run_.explain(image, count, examples, images)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names such as "simplex1_vertex1" for simplices and codes, or "encoder1" for other layers.

@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from simplicia.bottlenecks.vq import Quantiser
+from simplicia.errors import UserError
 from simplicia.methods.base import Network
 from simplicia.sem import Temperature, simplicial
 
@@ -28,6 +29,20 @@ def represent(
         return bottleneck.embed(features) if quantised else bottleneck.logits(features)
     temperature = bottleneck.temperature if temperature is None else temperature
     return simplicial(bottleneck.logits(features), bottleneck.vertices, temperature)
+
+
+def patch_codes(network: Network, images: Tensor) -> Tensor:
+    """The codes of each patch, (N, patches, simplices), of a vision transformer."""
+    encoder: Any = getattr(network.encoder, "model", network.encoder)
+    bottleneck: Any = network.bottleneck
+    if not hasattr(bottleneck, "codes"):
+        raise UserError("layer 'tokens' has the codes of patches, and this run has no codes")
+    tokens = encoder.forward_features(images) if hasattr(encoder, "num_prefix_tokens") else None
+    if tokens is None or tokens.dim() != 3:
+        name = type(encoder).__name__
+        raise UserError(f"layer 'tokens' needs a vision transformer; {name} has no tokens")
+    patches = tokens[:, encoder.num_prefix_tokens :]
+    return bottleneck.codes(getattr(encoder, "fc_norm", nn.Identity())(patches))
 
 
 def sparse_codes(codes: Tensor, vertices: int) -> Any:

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from simplicia import bottlenecks, classifier
+from simplicia import bottlenecks, classifier, pretrained
 from simplicia.classifier import Classifier, Preprocessing
 from simplicia.data import inputs
 from simplicia.devices import choose, seeded
 from simplicia.errors import UserError, unknown
+from simplicia.explain import explain as explain_image
 from simplicia.export import export as export_run
 from simplicia.methods import Method
 from simplicia.methods.base import Network
-from simplicia.representation import LAYERS, represent
+from simplicia.representation import LAYERS, patch_codes, represent
 from simplicia.result import Record, write_json
 from simplicia.sem import SimplicialEmbedding, Temperature
 from simplicia.train import checkpoint
@@ -164,22 +165,29 @@ class Run:
 
         ``images``: what ``pretrain`` takes as ``data``, except names and folders; a DataLoader; or a single
         image. The encoder sees their ``view``. ``layer`` is one of ``run.layers()``, by default the
-        bottleneck's output: "sem" for a run with SEM. ``temperature`` is for "sem", by default the run's own.
+        bottleneck's output: "sem" for a run with SEM; "tokens" is the codes of a vision transformer's
+        patches, (N, patches, simplices). ``temperature`` is for "sem", by default the run's own.
 
         >>> run.encode(images, "codes").shape  # a code for each of 8 simplices
         torch.Size([4, 8])
         """
-        layer = self.check_layer(layer, temperature)
+        is_tokens = layer == "tokens"
+        layer = self.check_layer("codes" if is_tokens else layer, temperature)
         if isinstance(temperature, np.number):
             temperature = temperature.item()
         if batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; it must be at least 1")
         net = self.network(network)
         batches = inputs.batches(images, self.recipe.actual_decode_size, batch_size)
+        if is_tokens:
+            return torch.cat([patch_codes(net, self.view(batch)).cpu() for batch in batches])
         features = (net.encoder(self.view(batch)) for batch in batches)
         return torch.cat([represent(net, x, layer, temperature).cpu() for x in features])
 
     export = export_run
+    save_pretrained = pretrained.save_pretrained
+    push_to_hub = pretrained.push_to_hub
+    explain = explain_image
 
     def view(self, images: Any) -> Tensor:
         """Images as the encoder sees them: centre squares, normalised. ``images`` are those of ``encode``.
@@ -221,6 +229,8 @@ def load(path: str | Path, device: str = "auto", encoder: nn.Module | None = Non
     >>> load(run.path).finished
     True
     """
+    if pretrained.is_model(Path(path)):
+        return from_pretrained(path, device)
     path, newest = Path(path), checkpoint.newest_of(path)
     recipe = read_yaml(path / "recipe.yaml")
     tensors, state = checkpoint.read(newest)
@@ -229,7 +239,22 @@ def load(path: str | Path, device: str = "auto", encoder: nn.Module | None = Non
             raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
     with seeded(0, torch.device("cpu")):  # initial weights, which are replaced
         method = recipe.build(encoder)
-    checkpoint.load_into(method, checkpoint.method_tensors(tensors), newest)
+    checkpoint.load_into(method, checkpoint.model_tensors(newest, tensors, state), newest)
+    return Run(path, recipe, method.to(choose(device)), state)
+
+
+def from_pretrained(folder_or_name: str | Path, device: str = "auto") -> Run:
+    """A model that ``save_pretrained`` wrote, from its folder or by its name on the Hugging Face hub.
+
+    It encodes, exports and can be measured like the run it came from. It has no projector, and no target
+    network.
+
+    >>> model = from_pretrained(run.save_pretrained("model"))
+    >>> torch.equal(model.encode(images, "codes"), run.encode(images, "codes"))
+    True
+    """
+    path = pretrained.find(folder_or_name)
+    recipe, method, state = pretrained.read(path)
     return Run(path, recipe, method.to(choose(device)), state)
 
 

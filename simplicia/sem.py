@@ -6,7 +6,7 @@ Lavoie et al., ICLR 2023, https://arxiv.org/abs/2204.00616. SEM turns a vector i
 """
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,17 +20,22 @@ _DEVICES = "cpu", "cuda", "mps", "xpu", "hpu", "xla", "ipu", "mtia", "maia", "pr
 _AUTOCAST = frozenset(kind for kind in _DEVICES if torch.amp.is_autocast_available(kind))
 
 
-def simplicial(x: Tensor, vertices: int, temperature: Temperature = 1.0) -> Tensor:
+def simplicial(x: Tensor, vertices: int, temperature: Temperature = 1.0, hard: bool = False) -> Tensor:
     """Softmax over each group of ``vertices`` entries: (..., L*V) -> (..., L*V), each group sums to one.
 
     Temperature 0 gives the one-hot argmax. A float is checked; a tensor is trusted to be positive and never
     branched on, so it can be scheduled inside a captured step. It may be 0-d or broadcast to (..., L, 1).
+    ``hard``: the value is the one-hot argmax, the gradient that of the softmax (straight-through).
 
     >>> simplicial(torch.tensor([0.0, 0.0, 3.0, 3.0]), vertices=2)
     tensor([0.5000, 0.5000, 0.5000, 0.5000])
     >>> simplicial(torch.tensor([0.0, 1.0, 3.0, 2.0]), vertices=2, temperature=0)
     tensor([0., 1., 1., 0.])
     """
+    if hard:
+        soft = simplicial(x, vertices, temperature)
+        # soft - soft.detach() is exactly 0
+        return simplicial(x.detach(), vertices, 0.0) + (soft - soft.detach())
     groups = _groups(x, vertices)
     if not isinstance(temperature, Tensor):
         _check_temperature(temperature)
@@ -57,7 +62,76 @@ def entropy(probabilities: Tensor, vertices: int) -> Tensor:
     """
     p = _groups(probabilities, vertices)
     wide = p.float() if p.dtype in _HALF else p
-    return -(wide * wide.clamp_min(torch.finfo(wide.dtype).tiny).log()).sum(-1).to(p.dtype)
+    return -_x_log_x(wide).sum(-1).to(p.dtype)
+
+
+class Usage(NamedTuple):
+    """How samples use the L simplices of V vertices: see ``usage``."""
+
+    perplexity: Tensor  # (L,), from 1 (every sample has the same code) to V (all codes are equally common)
+    dead: Tensor  # (L, V), whether no sample has this code
+    redundancy: Tensor  # (L, L), from 0 (independent) to 1 (each determines the other)
+
+
+def usage(codes: Tensor, vertices: int) -> Usage:
+    """Statistics of codes (..., L): which vertices are used, and which simplices say the same.
+
+    Perplexity is exp of the entropy of a simplex's codes. Redundancy is the normalised mutual information of
+    two simplices, 2 I(i, j) / (H(i) + H(j)); a simplex of one code has 0. It takes time N (L V)^2 and memory
+    N L V, so give a few thousand samples.
+
+    >>> found = usage(torch.tensor([[0, 0], [1, 1], [0, 0], [1, 1]]), vertices=3)
+    >>> found.perplexity, found.dead[0], found.redundancy[0, 1]
+    (tensor([2., 2.]), tensor([False, False,  True]), tensor(1.))
+    """
+    _check_codes(codes, vertices)
+    if codes.numel() == 0:
+        raise ValueError(f"codes are {tuple(codes.shape)}; usage needs at least one")
+    flat = codes.flatten(end_dim=-2) if codes.dim() > 1 else codes[None]
+    simplices = flat.shape[1]
+    one_hots = F.one_hot(flat.long(), vertices).flatten(1).float()
+    counts = one_hots.sum(0).view(simplices, vertices)
+    own = -_x_log_x(counts / len(flat)).sum(-1)
+    rows = []
+    for part in one_hots.split(vertices * max(1, 2**24 // (simplices * vertices**2)), dim=1):
+        joint = (part.T @ one_hots / len(flat)).view(-1, vertices, simplices, vertices)
+        rows.append(-_x_log_x(joint).sum((1, 3)))
+    total = own[:, None] + own
+    shared = 2 * (total - torch.cat(rows)) / total.clamp_min(torch.finfo(total.dtype).tiny)
+    return Usage(own.exp(), counts == 0, shared.clamp(0, 1))
+
+
+def pack(codes: Tensor, vertices: int) -> Tensor:
+    """Codes as bits: (..., L) integers -> (..., ceil(L * ceil(log2 V) / 8)) uint8, lowest bit first.
+
+    >>> pack(torch.tensor([[1, 2, 12]]), vertices=13)  # 4 bits each
+    tensor([[33, 12]], dtype=torch.uint8)
+    """
+    if not torch.compiler.is_compiling():
+        _check_codes(codes, vertices)
+    bits = (vertices - 1).bit_length()
+    places = torch.arange(bits, device=codes.device, dtype=torch.int32)
+    ones = (codes.to(torch.int32)[..., None] >> places & 1).to(torch.uint8).flatten(-2)
+    octets = F.pad(ones, (0, -ones.shape[-1] % 8)).unflatten(-1, (-(-ones.shape[-1] // 8), 8))
+    return (octets << _octet(codes.device)).sum(-1, dtype=torch.uint8)
+
+
+def unpack(packed: Tensor, simplices: int, vertices: int) -> Tensor:
+    """The codes that ``pack`` made bits of: (..., bytes) uint8 -> (..., simplices) int64.
+
+    >>> unpack(pack(torch.tensor([[1, 2, 12]]), vertices=13), simplices=3, vertices=13)
+    tensor([[ 1,  2, 12]])
+    """
+    bits = (vertices - 1).bit_length()
+    size = -(-simplices * bits // 8)
+    if packed.dtype != torch.uint8 or packed.dim() == 0 or packed.shape[-1] != size:
+        raise ValueError(
+            f"packed codes are {packed.dtype} {tuple(packed.shape)}; {simplices} simplices of {vertices} "
+            f"vertices are torch.uint8 (..., {size})"
+        )
+    ones = (packed[..., None] >> _octet(packed.device) & 1).flatten(-2)[..., : simplices * bits]
+    places = torch.arange(bits, device=packed.device)
+    return (ones.unflatten(-1, (simplices, bits)).long() << places).sum(-1)
 
 
 class Embedder(nn.Module):
@@ -74,6 +148,7 @@ class Embedder(nn.Module):
         norm: Literal["batch", "layer"] | None = "batch",
         embedder: Literal["linear", "identity", "mlp"] = "linear",
         blocks: int = 1,  # block-diagonal embedder with this many blocks
+        hard: bool = False,  # one-hot values with the softmax's gradient
     ):
         super().__init__()
         for name, value in (("in_features", in_features), ("simplices", simplices), ("vertices", vertices)):
@@ -86,6 +161,7 @@ class Embedder(nn.Module):
         self.in_features, self.simplices, self.vertices = in_features, simplices, vertices
         self.out_features, self.blocks = simplices * vertices, blocks
         self.temperature = temperature  # in the state_dict only if it is a Parameter
+        self.hard = hard
         self.embedder = _embedder(embedder, in_features, self.out_features, blocks, norm)
         self.norm = _NORMS[norm](self.out_features)
 
@@ -112,25 +188,50 @@ class Embedder(nn.Module):
         return _groups(self.logits(h), self.vertices).argmax(-1)
 
     def extra_repr(self) -> str:
-        return f"simplices={self.simplices}, vertices={self.vertices}, temperature={self.temperature}"
+        sizes = f"simplices={self.simplices}, vertices={self.vertices}, temperature={self.temperature}"
+        return f"{sizes}, hard=True" if self.hard else sizes
 
 
 class SimplicialEmbedding(Embedder):
     """Drop-in simplicial embedding: (..., in_features) -> (..., simplices * vertices).
 
-    Embeds with a linear layer, normalises, and applies a softmax with a temperature to each simplex.
+    Embeds with a linear layer, normalises, and applies a softmax with a temperature to each simplex. With
+    ``hard`` its values are one-hot, and gradients are those of the softmax (straight-through).
 
     >>> sem = SimplicialEmbedding(16, simplices=4, vertices=3, temperature=0.1)
     >>> sem(torch.randn(2, 16)).view(2, 4, 3).sum(-1).allclose(torch.ones(2, 4))
     True
     """
 
-    def forward(self, h: Tensor, temperature: Temperature | None = None) -> Tensor:
+    def forward(self, h: Tensor, temperature: Temperature | None = None, hard: bool | None = None) -> Tensor:
         logits = self.logits(h)
         device = logits.device.type
         if device in _AUTOCAST and torch.is_autocast_enabled(device):  # which runs softmax in float32
             logits = logits.float()
-        return simplicial(logits, self.vertices, self.temperature if temperature is None else temperature)
+        temperature = self.temperature if temperature is None else temperature
+        return simplicial(logits, self.vertices, temperature, self.hard if hard is None else hard)
+
+
+class SimNorm(nn.Module):
+    """SEM's softmax alone, over groups of ``dim`` features: (..., L * dim) -> the same, no parameters.
+
+    Known by this name from world models (TD-MPC2, https://arxiv.org/abs/2310.16828).
+
+    >>> SimNorm(dim=2)(torch.zeros(1, 4))
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
+    """
+
+    def __init__(self, dim: int = 8):
+        super().__init__()
+        if dim < 1:
+            raise ValueError(f"dim is {dim}; a group has at least 1 feature")
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return simplicial(x, self.dim)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
 
 
 class _ScaledSoftmax(torch.autograd.Function):
@@ -188,6 +289,26 @@ def _groups(x: Tensor, vertices: int) -> Tensor:
         size = x.shape[-1] if x.dim() else "no"
         raise ValueError(f"{size} features do not split into simplices of {vertices}; give a multiple")
     return x.unflatten(-1, (x.shape[-1] // vertices, vertices))
+
+
+def _x_log_x(x: Tensor) -> Tensor:
+    """x ln x, 0 with a finite gradient at 0."""
+    return x * x.clamp_min(torch.finfo(x.dtype).tiny).log()
+
+
+def _octet(device: torch.device) -> Tensor:
+    """The places of a byte's bits."""
+    return torch.arange(8, device=device, dtype=torch.uint8)
+
+
+def _check_codes(codes: Tensor, vertices: int) -> None:
+    if codes.is_floating_point() or codes.dtype == torch.bool or codes.dim() == 0:
+        raise ValueError(f"codes are {codes.dtype} {tuple(codes.shape)}; they must be integers (..., L)")
+    low, high = (int(code) for code in codes.aminmax()) if codes.numel() else (0, 0)
+    if low < 0 or high >= vertices:
+        raise ValueError(
+            f"codes are from {low} to {high}; those of {vertices} vertices end at {vertices - 1}"
+        )
 
 
 def _check_temperature(value: float) -> None:

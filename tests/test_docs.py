@@ -57,6 +57,13 @@ def test_links_resolve():
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_module_shows_the_stored_sizes():
+    sizes = stored("bench/install.json")
+    more = sizes["all_megabytes"] - sizes["module_megabytes"]
+    page = text("docs/module.md")
+    assert f"take {sizes['module_megabytes']:,} MB" in page and f"dependencies {more} MB more" in page
+
+
 def test_archived_results_are_named_by_date_and_commit():
     for path in (RESULTS / "archive").iterdir():
         assert re.match(r"\d{4}-\d\d-\d\d-(before-)?[0-9a-f]{7}-\w+-", path.name), path.name

@@ -13,7 +13,13 @@ from simplicia.data import datasets
 from simplicia.evaluate.probe import ProbeSettings, fit
 
 MODULES = ("sem", "losses", "methods", "encoders", "bottlenecks", "run", "api", "estimator", "classifier")
-CLASSES = ("Run", "RunTransformer", "Classifier", "SimplicialEmbedding")  # whose methods are public too
+CLASSES = (
+    "Run",
+    "RunTransformer",
+    "Classifier",
+    "SimplicialEmbedding",
+    "SimNorm",
+)  # whose methods are public too
 OTHERS = {  # modules that are not public as a whole
     "analyze": [name for names in simplicia.analyze._MODULES.values() for name in names],
     "errors": ["UserError", "spoken"],

@@ -50,6 +50,28 @@ def test_codes_are_a_sparse_matrix_of_ones(run, images):
     np.testing.assert_array_equal(matrix.toarray(), one_hot)
 
 
+def test_explain_names_certain_simplices_and_images_that_share_them(run, images, tmp_path):
+    image = images[0][3]
+    votes = run.explain(image, count=3, examples=2)
+    p = run.encode(image, "sem").view(8, 13)
+    assert [vote.simplex for vote in votes] == p.amax(1).topk(3).indices.tolist()
+    assert [vote.vertex for vote in votes] == [p[vote.simplex].argmax().item() for vote in votes]
+    assert votes[0].probability == p.max().item()
+    train = datasets.load("shapes").images
+    shares = run.encode(train[[*votes[0].examples, 0]], "sem").view(3, 8, 13)[
+        :, votes[0].simplex, votes[0].vertex
+    ]
+    assert shares[0] >= shares[1] >= shares[2] or 0 in votes[0].examples
+    files = [tmp_path / f"{i}.png" for i in range(5)]
+    for path, pixels in zip(files, images[0], strict=False):
+        Image.fromarray(pixels.transpose(1, 2, 0)).save(path)
+    (vote,) = RunTransformer(run).fit().explain(files[0], count=1, examples=9, images=files)
+    shares = run.encode(files, "sem").view(5, 8, 13)[:, vote.simplex, vote.vertex]
+    assert vote.examples == [files[i] for i in shares.argsort(descending=True)]
+    with pytest.raises(UserError, match="takes one"):
+        run.explain(images[0][:2])
+
+
 def test_inputs_may_be_an_array_of_paths(run, images, tmp_path):
     files = [tmp_path / f"{i}.png" for i in range(12)]
     for path, image in zip(files, images[0], strict=False):

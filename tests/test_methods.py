@@ -119,6 +119,26 @@ def test_projector_follows_the_bottlenecks_blocks(name):
     assert blocks(views()).loss.isfinite()
 
 
+@pytest.mark.parametrize("name", methods.names())
+def test_entropy_weight_adds_the_mutual_information_of_images_and_vertices(name):
+    plain, weighted = build(name), build(name)
+    weighted.entropy_weight = 0.7
+    batch = views()
+    torch.manual_seed(1)
+    without = plain(batch)
+    torch.manual_seed(1)
+    output = weighted(batch)
+    expected = 0.0
+    for embedding in output.embeddings:
+        p = (embedding + weighted.online.offset).unflatten(-1, (16, 5)).double()
+        share = p.mean(0)
+        information = (p * (p / share).log()).sum(-1).mean()  # KL from the batch's mean simplices
+        expected -= 0.7 * information.item() / 2
+    assert expected < 0 and (output.loss - without.loss).item() == pytest.approx(expected, abs=2e-5)
+    output.loss.backward()
+    assert all(p.grad is not None for p in weighted.online.bottleneck.parameters())
+
+
 def test_batch_norm_sees_one_view_at_a_time():
     method = build("simclr")
     batch = views()

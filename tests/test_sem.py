@@ -3,12 +3,13 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simplicia import SimplicialEmbedding, entropy, simplicial
+from simplicia import SimNorm, SimplicialEmbedding, entropy, pack, simplicial, unpack, usage
 from simplicia.layers import BlockLinear
 
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 7))  # batch, simplices, vertices
@@ -223,6 +224,100 @@ def test_exports():
     torch.testing.assert_close(program.module()(h), sem(h))
 
 
+@given(shapes, temperatures, st.integers(0, 10**6), st.sampled_from([torch.float64, torch.bfloat16]))
+def test_hard_is_one_hot_with_the_gradient_of_the_softmax(shape, temperature, seed, dtype):
+    x = draw(shape, seed, dtype).requires_grad_()
+    weight = draw(shape, seed + 1, dtype)
+    soft, hard = (simplicial(x, shape[2], temperature, hard=hard) for hard in (False, True))
+    assert torch.equal(hard, simplicial(x.detach(), shape[2], 0))
+    for p in (soft, hard):
+        x.grad = None
+        p.backward(weight)
+        p.grad_of_x = x.grad
+    assert torch.equal(soft.grad_of_x, hard.grad_of_x)
+
+
+def test_hard_in_the_module_and_for_one_call():
+    sem = SimplicialEmbedding(8, simplices=3, vertices=4, temperature=0.5).eval()
+    h = torch.randn(5, 8)
+    one_hot = simplicial(sem.logits(h), 4, 0)
+    assert torch.equal(sem(h, hard=True), one_hot) and not torch.equal(sem(h), one_hot)
+    sem.hard = True
+    assert torch.equal(sem(h), one_hot) and torch.equal(sem(h, hard=False), sem(h, 0.5, hard=False))
+    built = SimplicialEmbedding(8, simplices=3, vertices=4, hard=True)
+    assert built.hard and "hard=True" in repr(built) and "hard" not in repr(SimplicialEmbedding(8, 3, 4))
+    built(h, torch.tensor(0.3)).square().sum().backward()
+    assert built.embedder.weight.grad.abs().sum() > 0
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 6), st.integers(0, 10**6))
+def test_usage_counts_vertices_and_measures_redundancy(samples, simplices, vertices, seed):
+    from sklearn.metrics import normalized_mutual_info_score
+
+    codes = torch.randint(vertices, (samples, simplices), generator=torch.Generator().manual_seed(seed))
+    found = usage(codes, vertices)
+    for i, column in enumerate(codes.T):
+        counts = [(column == v).sum().item() for v in range(vertices)]
+        shares = [count / samples for count in counts if count]
+        assert found.perplexity[i].item() == pytest.approx(math.prod(p**-p for p in shares), rel=1e-4)
+        assert found.dead[i].tolist() == [count == 0 for count in counts]
+        for j, other in enumerate(codes.T):
+            wanted = normalized_mutual_info_score(column, other)
+            if len(column.unique()) == 1 and len(other.unique()) == 1:
+                wanted = 0.0  # scikit-learn's convention is 1
+            assert found.redundancy[i, j].item() == pytest.approx(wanted, abs=1e-4)
+    grouped = usage(codes[:, None].expand(-1, 3, -1), vertices)
+    torch.testing.assert_close(grouped.redundancy, found.redundancy, atol=1e-4, rtol=0)
+
+
+def test_usage_in_blocks_equals_usage_at_once():
+    """Many simplices are compared a block at a time."""
+    codes = torch.randint(40, (50, 130), generator=torch.Generator().manual_seed(0))
+    codes[:, 100] = (codes[:, 3] + 7) % 40  # the same under other names
+    found = usage(codes, 40)  # blocks of 80 simplices
+    assert found.redundancy[100, 3].item() == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(found.redundancy[:9, :9], usage(codes[:, :9], 40).redundancy)
+    torch.testing.assert_close(found.redundancy, found.redundancy.T)
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=2), st.integers(1, 20), st.integers(1, 300), st.integers(0, 10**6)
+)
+def test_unpack_inverts_pack_which_is_numpys_packbits(leading, simplices, vertices, seed):
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(vertices, (*leading, simplices), generator=generator)
+    bits = math.ceil(math.log2(vertices))
+    packed = pack(codes if vertices > 256 else codes.to(torch.uint8), vertices)
+    assert packed.dtype == torch.uint8 and packed.shape == (*leading, math.ceil(simplices * bits / 8))
+    assert torch.equal(unpack(packed, simplices, vertices), codes)
+    ones = (codes.numpy()[..., None] >> np.arange(bits) & 1).reshape(*leading, simplices * bits)
+    assert np.array_equal(packed.numpy(), np.packbits(ones, -1, bitorder="little"))
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(0, 10**6))
+def test_simnorm_equals_the_lines_it_replaces(groups, dim, seed):
+    x = torch.randn(2, 3, groups * dim, generator=torch.Generator().manual_seed(seed))
+    by_hand = torch.softmax(x.view(2, 3, groups, dim), dim=-1).view(x.shape)
+    torch.testing.assert_close(SimNorm(dim)(x), by_hand)
+    assert not SimNorm().state_dict() and SimNorm().dim == 8 and repr(SimNorm(dim)) == f"SimNorm(dim={dim})"
+
+
+def test_hard_codes_and_bits_compile_and_export():
+    sem = SimplicialEmbedding(16, simplices=4, vertices=3, hard=True).eval()
+    h = torch.randn(6, 16, requires_grad=True)
+    compiled = torch.compile(sem, fullgraph=True, backend="aot_eager")
+    (grad,) = torch.autograd.grad(compiled(h, 0.3).square().sum(), h)
+    (expected,) = torch.autograd.grad(sem(h, 0.3).square().sum(), h)
+    torch.testing.assert_close(grad, expected)
+
+    class Bits(torch.nn.Module):
+        def forward(self, h):
+            return pack(sem.codes(h), 3), sem(h)
+
+    packed, one_hot = torch.export.export(Bits(), (h,)).module()(h)
+    assert torch.equal(unpack(packed, 4, 3), sem.codes(h)) and torch.equal(one_hot, sem(h))
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -242,6 +337,16 @@ def test_exports():
         (lambda: entropy(torch.ones(2, 7), 3), "7 features"),
         (lambda: simplicial(torch.ones(2, 6, dtype=torch.long), 3), "floating-point"),
         (lambda: SimplicialEmbedding(12, 4, 3, embedder="identity", blocks=2), "blocks=1"),
+        (lambda: SimNorm(0), "dim is 0"),
+        (lambda: SimNorm(5)(torch.ones(2, 7)), "7 features"),
+        (lambda: pack(torch.tensor([0, 13]), 13), "from 0 to 13"),
+        (lambda: pack(torch.tensor([-1, 1]), 13), "from -1 to 1"),
+        (lambda: pack(torch.ones(3), 13), "integers"),
+        (lambda: unpack(torch.zeros(3, dtype=torch.uint8), 8, 13), "(..., 4)"),
+        (lambda: unpack(torch.zeros(4), 8, 13), "uint8"),
+        (lambda: usage(torch.ones(3), 13), "integers"),
+        (lambda: usage(torch.ones(0, 4, dtype=torch.long), 13), "at least one"),
+        (lambda: usage(torch.full((2, 4), 13), 13), "end at 12"),
     ],
 )
 def test_bad_input_raises_one_line_errors(call, words):

@@ -42,10 +42,7 @@ class GumbelEmbedding(Embedder):
         noise = drawn(lambda n: wide.new_empty((n, *wide.shape[1:])).exponential_(), len(wide))
         exponential = noise.clamp_min(torch.finfo(wide.dtype).tiny)
         noisy = wide - exponential.log()
-        soft = simplicial(noisy, self.vertices, temperature)
-        hard = simplicial(noisy.detach(), self.vertices, 0.0)
-        # soft - soft.detach() is exactly 0: the value is one-hot, the gradient that of the soft sample
-        return (hard + (soft - soft.detach())).to(logits.dtype)
+        return simplicial(noisy, self.vertices, temperature, hard=True).to(logits.dtype)
 
 
 def _check_positive(temperature: Temperature) -> None:

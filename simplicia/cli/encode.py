@@ -26,7 +26,9 @@ def encode(
     run: RunFolder,
     images: Annotated[str, "folder of images, an image, or a data set"],
     *,
-    out: Annotated[OutputFile | None, "file to write: .npz or .csv (default: IMAGES-LAYER.npz here)"] = None,
+    out: Annotated[
+        OutputFile | None, "file to write: .npz, .csv or .parquet (default: IMAGES-LAYER.npz here)"
+    ] = None,
     layer: Annotated[tuple[str, ...] | None, f"one or several of {LAYERS}"] = None,
     temperature: Temperature = None,
     network: Network = "online",

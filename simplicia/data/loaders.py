@@ -82,7 +82,7 @@ class HostLoader(DeviceLoader):
         self.fixed_rows: Tensor = torch.arange(len(self.images), device=self.device)
         pinned = self.device.type == "cuda"
         self.buffers = [
-            torch.empty(self.images.shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)
+            torch.empty(self.images.shape, dtype=images.dtype, pin_memory=pinned) for _ in range(2)
         ]
         self.copied = [torch.cuda.Event() if pinned else None for _ in range(2)]
         self.thread = ThreadPoolExecutor(1)
@@ -112,8 +112,8 @@ class HostLoader(DeviceLoader):
 
 
 def choose_loader(images: Tensor, device: torch.device, where: str = "auto") -> type[DeviceLoader]:
-    """The loader for "device" or "host"; "auto": the device, if images fill at most half its free memory."""
-    if where == "auto" and device.type == "cuda":
+    """The loader for "device" or "host"; else the device, if images fill at most half its free memory."""
+    if where not in ("device", "host") and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return HostLoader if images.nbytes > free // 2 else DeviceLoader
     return HostLoader if where == "host" else DeviceLoader

@@ -139,7 +139,7 @@ class Source:
         """A row of a parquet file. A group of rows is read as one; the last few are kept."""
         column = self.tables.get((name, group))
         if column is None:
-            parquet = _pyarrow(name).parquet.ParquetFile(self.root / name)
+            parquet = pyarrow(name).parquet.ParquetFile(self.root / name)
             field = self.about["column"]
             column = _image_bytes(parquet.read_row_group(group, columns=[field]).column(0).combine_chunks())
             self.tables[name, group] = column
@@ -304,7 +304,7 @@ def _label(kind: str, text: bytes) -> int | str | None:
 
 def _table_rows(path: Path, about: dict[str, Any]) -> Iterator[Row]:
     """The images of a parquet or arrow file as Hugging Face writes them."""
-    pa = _pyarrow(path.name)
+    pa = pyarrow(path.name)
     try:
         if path.suffix == ".parquet":
             yield from _parquet_rows(path, pa.parquet.ParquetFile(path), about)
@@ -380,13 +380,16 @@ def _image_bytes(column: Any) -> Any:
     return column.field("bytes") if types.is_struct(column.type) else column
 
 
-def _pyarrow(name: str) -> Any:
+def pyarrow(name: str) -> Any:
+    """The package that reads and writes the tables of a file; a UserError without it."""
     try:
         import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"{name!r} needs the package pyarrow; pip install pyarrow") from None
+        raise UserError(
+            f"{name!r} needs pyarrow, which is not installed; pip install 'simplicia[parquet]'"
+        ) from None
     return pyarrow
 
 

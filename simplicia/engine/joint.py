@@ -32,7 +32,7 @@ class JointNetwork(Adapted, Network):
         self.encoded: Tensor | None = None  # the encoder's output, while a step runs the encoders itself
         sem = network.bottleneck
         if network.offset and type(sem) is SimplicialEmbedding and isinstance(sem.norm, FusedBatchNorm1d):
-            self.bottleneck = FusedSimplicialEmbedding(sem)
+            self.bottleneck = sem if sem.hard else FusedSimplicialEmbedding(sem)
 
     def apply_jointly(self, inputs: list[Tensor], *temperatures: Temperature | None) -> list[Branch]:
         features = self.encoder(torch.cat(inputs)) if self.encoded is None else self.encoded

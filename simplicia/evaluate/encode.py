@@ -1,6 +1,7 @@
 """Images in, arrays out: representations of a folder or of a named data set, with files or labels."""
 
 import csv
+import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,12 @@ from torch import Tensor
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import layout
-from simplicia.errors import UserError
+from simplicia.data.sources import pyarrow
+from simplicia.errors import UserError, printable
 from simplicia.evaluate.features import MAPPED_BYTES, load_split
 from simplicia.files import atomic_write
 from simplicia.progress import Progress
-from simplicia.representation import represent
+from simplicia.representation import patch_codes, represent
 from simplicia.run import Run
 
 
@@ -39,15 +41,23 @@ def encode(
 
     The file also has ``files`` for a folder, and ``labels``, ``classes`` and ``split`` as far as the images
     have them; a named data set is encoded with all its splits. Codes are stored in the smallest integers that
-    hold them. The end of the file's name gives its format.
+    hold them; layer "tokens" has codes of patches. The end of the file's name gives its format.
     """
     if out.suffix not in FORMATS:
         raise UserError(f"--out is {str(out)!r}; it must end in {' or '.join(FORMATS)}")
+    if out.suffix == ".parquet":
+        pyarrow(out.name)  # before the work
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {str(out.parent)!r} to write {out.name} into")
     if not images:
         raise UserError("no folder of images is named; give one ('.' is the current one)")
-    checked = list(map(run.check_layer, dict.fromkeys(layers))) if layers else [run.check_layer(None)]
+    checked = (
+        [_check_layer(run, layer) for layer in dict.fromkeys(layers)] if layers else [run.check_layer(None)]
+    )
+    if out.suffix == ".csv" and "tokens" in checked:
+        raise UserError(
+            "layer 'tokens' has codes for each patch of an image, and .csv a row; give .npz or .parquet"
+        )
     if temperature is not None and "sem" not in checked:
         run.check_layer(checked[0], temperature)
     sets, about = _read(run, images, data_dir)
@@ -58,14 +68,15 @@ def encode(
     with closing(Progress("encoding", count, 0, quiet)) as bar:
         stores: dict[str, _Store] = {}
         for numbers, pixels in _batches(sets, unreadable):
-            features = net.encoder(run.view(pixels))  # once for all layers
+            view = run.view(pixels)
+            features = net.encoder(view)  # once for all layers
             if not features.isfinite().all():  # codes would not show it
                 raise UserError(f"{run.path} gives features that are not finite; its training diverged")
             for layer in checked:
-                x = represent(net, features, layer, temperature if layer == "sem" else None).cpu().numpy()
+                x = _represent(net, view, features, layer, temperature)
                 if not np.isfinite(x).all():
                     raise UserError(f"{run.path} gives features that are not finite; its training diverged")
-                x = x.astype(_smallest(net.bottleneck.vertices)) if layer == "codes" else x
+                x = x.astype(_smallest(net.bottleneck.vertices)) if layer in ("codes", "tokens") else x
                 if layer not in stores:
                     stores[layer] = _Store(layer, x, count, out.parent)
                 stores[layer].add(x)
@@ -105,7 +116,32 @@ def _write_csv(path: Path, arrays: dict[str, np.ndarray], layers: list[str]) -> 
             writer.writerow([*(values[i] for values in columns.values()), *numbers])
 
 
-FORMATS = {".npz": _write_npz, ".csv": _write_csv}
+def _write_parquet(path: Path, arrays: dict[str, np.ndarray], layers: list[str]) -> None:
+    """A row per image, and a column per array; the names of classes are in the file's metadata, as JSON."""
+    arrow, columns = pyarrow(path.name), {}
+    for name, array in arrays.items():
+        if name == "classes":
+            continue
+        if array.dtype.kind == "U":  # lone surrogates of file names are no text
+            array = np.array([printable(text) for text in array.tolist()])
+        column = arrow.array(array.reshape(-1))
+        for size in reversed(array.shape[1:]):
+            column = arrow.FixedSizeListArray.from_arrays(column, size)
+        columns[name] = column
+    table = arrow.table(columns)
+    if "classes" in arrays:  # datasets takes the other columns' types from the table
+        classes = [printable(name) for name in arrays["classes"].tolist()]
+        table = table.replace_schema_metadata({"simplicia": json.dumps({"classes": classes})})
+    arrow.parquet.write_table(table, path, compression="zstd")
+
+
+FORMATS = {".npz": _write_npz, ".csv": _write_csv, ".parquet": _write_parquet}
+
+
+def _represent(net: Any, view: Tensor, features: Tensor, layer: str, temperature: float | None) -> np.ndarray:
+    if layer == "tokens":
+        return patch_codes(net, view).cpu().numpy()
+    return represent(net, features, layer, temperature if layer == "sem" else None).cpu().numpy()
 
 
 class _Store:
@@ -157,6 +193,14 @@ def _batches(sets: list[ImageSet], unreadable: list[tuple[str, str]]) -> Iterato
 def _smallest(vertices: int) -> Any:
     """The smallest integers that hold codes of so many vertices."""
     return next(kind for kind in (np.uint8, np.uint16, np.int32) if vertices - 1 <= np.iinfo(kind).max)
+
+
+def _check_layer(run: Run, layer: str) -> str:
+    """The given layer, which the run must have; "tokens" are the codes of patches."""
+    if layer != "tokens":
+        return run.check_layer(layer)
+    run.check_layer("codes")
+    return layer
 
 
 def _read(run: Run, images: str, data_dir: str | Path | None) -> tuple[list[ImageSet], dict[str, np.ndarray]]:

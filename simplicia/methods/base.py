@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from simplicia.bottlenecks.vq import SharedVectorQuantised
 from simplicia.distributed import average, gather
-from simplicia.sem import SimplicialEmbedding, Temperature
+from simplicia.sem import SimplicialEmbedding, Temperature, entropy
 from simplicia.settings import Entry, Registry
 
 
@@ -95,6 +95,7 @@ class Method(nn.Module):
         super().__init__()
         self.online = Network(encoder, bottleneck, projector)
         self.second_temperature = second_temperature
+        self.entropy_weight = 0.0  # of ``entropy_penalty``
 
     def forward(self, views: list[Tensor]) -> Output:
         if len(views) != 2:
@@ -102,11 +103,27 @@ class Method(nn.Module):
         branches = self.branches(views)
         penalty = sum(branch.penalty for branch in branches) / len(branches)
         penalty = average(penalty) if isinstance(penalty, Tensor) else penalty
+        if self.entropy_weight:
+            penalty = penalty + self.entropy_weight * self.entropy_penalty(branches)
         return Output(
             self.loss(views, branches) + penalty,
             tuple(branch.features.detach() for branch in branches),
             tuple(branch.embedding.detach() for branch in branches),
         )
+
+    def entropy_penalty(self, branches: list[Branch]) -> Tensor:
+        """Mean entropy of a sample's simplices minus that of the batch's mean simplices, in nats.
+
+        Lowering it makes each sample's simplices decided, and uses all vertices: it is minus the mutual
+        information of images and vertices.
+        """
+        vertices = self.online.bottleneck.vertices  # type: ignore[attr-defined]
+        terms = []
+        for branch in branches:
+            p = branch.embedding.float() + self.online.offset
+            each, shared = average(entropy(p, vertices).mean()), average(p.mean(0))
+            terms.append(each - entropy(shared, vertices).mean())
+        return torch.stack(terms).mean()
 
     def branches(self, views: list[Tensor]) -> list[Branch]:
         """Apply the online network to each view, at its own temperature."""

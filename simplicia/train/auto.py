@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from simplicia import encoders
+from simplicia import encoders, methods
 from simplicia.data import datasets, inputs
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError, spoken
@@ -108,10 +108,15 @@ def resolve(
     if chosen.get("encoder") == "tiny":
         notes[list(chosen).index("encoder")] += spoken(encoders.NOT_THEIRS)
     if recipe.sem.simplices == 0:
-        simplices = 256 if recipe.encoder == "tiny" else 5000
+        is_small = recipe.encoder == "tiny" or (recipe.freeze != "none" and small_machine)
+        simplices = 256 if is_small else 5000
         recipe = dataclasses.replace(recipe, sem=dataclasses.replace(recipe.sem, simplices=simplices))
         if recipe.bottleneck != "none":
             notes.append(f"sem.simplices {simplices}")
+    has_width = "hidden" in methods.options(recipe.method) and "hidden" not in recipe.options
+    if recipe.freeze != "none" and small_machine and has_width:  # the paper's would take hours
+        recipe = dataclasses.replace(recipe, options={**recipe.options, "hidden": 1024})
+        notes.append(f"{recipe.method}.hidden 1024")
     recipe = recipe.checked()
     check_processes(recipe, processes)
     if len(images) < 2:

@@ -25,6 +25,7 @@ from simplicia.files import atomic_write
 
 KEEP = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
+FROZEN = "encoder.safetensors"  # in the folder of a run whose encoder does not learn
 
 
 def save(
@@ -107,7 +108,7 @@ def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         size = (checkpoint / TENSORS).stat().st_size
         if not isinstance(state, dict) or state.get("bytes") != size:
             raise ValueError(f"{TENSORS} has {size} bytes, not what {STATE} says")
-        _check_state(state)
+        check_state(state)
         if "sha256" in state and state["sha256"] != _digest(checkpoint / TENSORS):  # 0.1 stored none
             raise ValueError(f"{TENSORS} is not what was written: its SHA-256 differs from that in {STATE}")
         return load_file(checkpoint / TENSORS), state
@@ -160,6 +161,28 @@ def method_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
 
 
+def model_tensors(
+    checkpoint: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The method's own tensors, with those of a frozen encoder, which a run stores once."""
+    own = method_tensors(tensors)
+    encoder = frozen_encoder(checkpoint, state)
+    networks = {key.partition(".")[0] for key in own if key.startswith(("online.", "target."))}
+    return own | {f"{name}.encoder.{key}": value for name in networks for key, value in encoder.items()}
+
+
+def frozen_encoder(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of the run's frozen encoder; none if it has no such encoder."""
+    from safetensors.torch import load_file
+
+    if "frozen_encoder" not in state:
+        return {}
+    file = checkpoint.parent.parent / FROZEN
+    if not file.is_file() or _digest(file) != state["frozen_encoder"]:
+        raise UserError(f"{file} is missing or damaged: its SHA-256 differs from that in {STATE}")
+    return load_file(file)
+
+
 @torch.no_grad()
 def initialise_from(method: torch.nn.Module, path: str | Path) -> tuple[int, int]:
     """Load the weights and statistics of a run into a method, where names and shapes agree.
@@ -167,7 +190,8 @@ def initialise_from(method: torch.nn.Module, path: str | Path) -> tuple[int, int
     The encoder must match completely, or it is a UserError. Queues start empty; a target network that the run
     lacks starts as a copy of the online one. Returns how many tensors were loaded, of how many.
     """
-    there = method_tensors(read(newest_of(path))[0])
+    newest = newest_of(path)
+    there = model_tensors(newest, *read(newest))
     own = {k: v for k, v in method.state_dict().items() if "." in k and not k.startswith("queue.")}
     taken = 0
     for key, value in own.items():
@@ -221,7 +245,7 @@ class Writer:
         self.slowest = max(self.slowest, time.monotonic() - start)
 
 
-def _check_state(state: dict[str, Any]) -> None:
+def check_state(state: dict[str, Any]) -> None:
     """Raise a ValueError if the numbers that a run goes on with are not there or make no sense."""
 
     def is_number(value: Any, least: float = -math.inf) -> bool:

@@ -39,6 +39,9 @@ class SemSettings:
     ] = "linear"
     blocks: Annotated[int, "diagonal blocks of the embedder and of the projector's first layer"] = 1
     centred: Annotated[bool, "hand the projector p - 1/V (false: p, as in the paper)"] = True
+    entropy_weight: Annotated[
+        float, "weight of each sample's entropy minus that of the batch's mean, in the loss", Range(low=0)
+    ] = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,16 @@ class Recipe:
         Literal["small", "imagenet", "auto"], 'first layers of a ResNet ("auto": from image_size)'
     ] = "small"
     stem_padding: Annotated[int, "padding of the small stem (the authors' code: 2)", Range(0, 32)] = 1
+    encoder_weights: Annotated[
+        str | None,
+        'first weights of the encoder: a .safetensors file, or "pretrained" for timm\'s from the hub',
+    ] = None
+    freeze: Annotated[
+        Literal["none", "encoder"], "parts that do not learn; a frozen encoder's features are computed once"
+    ] = "none"
+    frozen_views: Annotated[
+        int, "random views of each image whose features a frozen encoder computes", Range(2, 1024)
+    ] = 4
     epochs: Annotated[int, "passes over the images", Range(low=1)] = 1000
     batch_size: Annotated[int, "images per step over all processes (0: from their number)", Count] = 256
     process_batch_size: Annotated[
@@ -210,6 +223,11 @@ class Recipe:
                 "sem.temperature is 0; one-hot codes pass no gradient to the encoder, so training needs a "
                 "positive one, such as 1; use 0 when you measure"
             )
+        if self.bottleneck != "sem" and self.sem.entropy_weight:
+            raise UserError(
+                f"sem.entropy_weight is {self.sem.entropy_weight}, but bottleneck {self.bottleneck!r} has no "
+                "simplices; use it with bottleneck sem"
+            )
         if self.bottleneck == "sem" and self.sem.vertices == 1:
             raise UserError("sem.vertices is 1; a simplex of one vertex is always 1, so give 2 or more")
 
@@ -256,6 +274,7 @@ class Recipe:
         method = methods.create(
             self.method, encoder, bottleneck, second, **methods.converted(self.method, self.options)
         )
+        method.entropy_weight = self.sem.entropy_weight
         if not self.sem.centred:
             for part in method.modules():
                 if isinstance(part, Network):

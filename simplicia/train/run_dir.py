@@ -89,7 +89,10 @@ def claimed(path: Path, recipe: Recipe, resume: bool, overwrite: bool = False) -
 
 
 # what a run, its measurements and its analyses leave in its folder
-CONTENTS = ("checkpoint", "results", "analysis*", "tensorboard", "log.jsonl", "report*.html", "recipe.yaml")
+CONTENTS = (
+    *("checkpoint", checkpoint.FROZEN, "results", "analysis*", "tensorboard", "log.jsonl", "report*.html"),
+    "recipe.yaml",
+)
 
 
 def remove_run(path: Path) -> None:
@@ -248,6 +251,8 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     changes = {}
     if recipe.data not in datasets.names() and Path(recipe.data).is_dir():
         changes["data"] = str(Path(recipe.data).resolve())
+    if recipe.encoder_weights not in (None, "pretrained"):
+        changes["encoder_weights"] = str(Path(str(recipe.encoder_weights)).expanduser().resolve())
     if recipe.init is not None:
         changes["init"] = str(Path(recipe.init).expanduser().resolve())
     if recipe.data_dir:

@@ -189,6 +189,8 @@ def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
         return "there are several processes"
     if recipe.optim.clip:
         return "gradients are clipped"
+    if recipe.freeze != "none":
+        return "the encoder is frozen"
     if recipe.accumulation_steps() > 1:
         return f"a batch is {recipe.accumulation_steps()} micro-batches"
     if importlib.util.find_spec("simplicia.engine") is None:

@@ -23,6 +23,7 @@ from simplicia.methods import Output
 from simplicia.progress import plural
 from simplicia.provenance import commit, versions
 from simplicia.train import checkpoint, run_dir
+from simplicia.train.frozen import FeatureViews, Frozen
 from simplicia.train.monitor import OnlineProbe
 from simplicia.train.plan import Plan
 from simplicia.train.recipe import Recipe
@@ -43,7 +44,7 @@ class Trainer:
     """Takes steps and calls hooks after each one.
 
     ``test_images`` provides the images that online probes are tested on. ``init_from`` is a run whose weights
-    training starts with, ``encoder`` a module that Python gave.
+    training starts with, ``encoder`` a module that Python gave, ``frozen`` an encoder that does not learn.
     """
 
     def __init__(
@@ -55,25 +56,30 @@ class Trainer:
         test_images: Callable[[], ImageSet] | None = None,
         init_from: str | None = None,
         encoder: torch.nn.Module | None = None,
+        frozen: Frozen | None = None,
     ):
-        self.recipe, self.images, self.fabric = recipe, images, fabric
+        self.recipe, self.images, self.fabric, self.frozen = recipe, images, fabric, frozen
         torch.manual_seed(recipe.seed)
         method = recipe.build(encoder)
         self.initialised = (0, 0)
         if init_from is not None:  # ``resume_from`` hands the weights to the other processes
             self.initialised = from_leader(lambda: checkpoint.initialise_from(method, init_from))
-        recipe.try_encoder(method.online.encoder)
+        if frozen is None:
+            recipe.try_encoder(method.online.encoder)
+        else:
+            frozen.attach(method)
         method.to(fabric.device).to(memory_format=torch.channels_last)
         if fabric.world_size > 1:
             synchronise_norms(method)
         self.method = method
-        self.statistics = images.statistics()
-        loader: Any = choose_loader(images.images, fabric.device, recipe.data_device)
-        how: dict[str, Any] = {"aspect_ratios": images.aspect_ratios}
-        if images.streamed:
+        self.statistics = images.statistics() if frozen is None else frozen.statistics
+        inputs = images.images if frozen is None else frozen.features
+        loader: Any = choose_loader(inputs, fabric.device, recipe.data_device)
+        how: dict[str, Any] = {"aspect_ratios": images.aspect_ratios if frozen is None else None}
+        if images.streamed and frozen is None:
             loader, how = StreamLoader, {"views": recipe.views, "size": recipe.actual_view_size}
         data = loader(
-            images.images,
+            inputs,
             recipe.batch_size,
             recipe.seed,
             fabric.device,
@@ -82,7 +88,9 @@ class Trainer:
             micro_batches=recipe.accumulation_steps(fabric.world_size),
             **how,
         )
-        views = Views(recipe.views, recipe.actual_view_size, *self.statistics)
+        views: Any = FeatureViews()
+        if frozen is None:
+            views = Views(recipe.views, recipe.actual_view_size, *self.statistics)
         self.probe = self._online_probe(test_images) if recipe.online_every else None
         self.step = create_step(engine, recipe, method, data, views, fabric, self.probe)
         self.total, self.steps_per_epoch = self.step.total, data.batches
@@ -90,6 +98,7 @@ class Trainer:
         self.id: str | None = secrets.token_hex(8)  # results name the run they measured
         self.trained_by: list[dict[str, Any]] = []  # commits and devices, and the steps they began at
         self.stop: Interrupted | None = None  # set by ``request_stop``
+        self.frozen_state: dict[str, Any] = {}  # what a checkpoint says about a frozen encoder
         self.path: Path | None = None  # the run directory, once ``resume_from`` has looked there
 
     @property
@@ -157,6 +166,7 @@ class Trainer:
             "processes": self.fabric.world_size,
             "id": self.id,
             "trained_by": self.trained_by,
+            **self.frozen_state,
             **versions(self.fabric.device),
         }
 
@@ -179,6 +189,9 @@ class Trainer:
         here |= {} if processes == 1 else {"processes": processes}
         here |= {} if note is None else {"note": note}
         self.path = path
+        if self.frozen is not None:
+            stored = {"frozen_encoder": self.frozen.store(path)}
+            self.frozen_state = {**stored, "extraction": self.frozen.extraction}
         state = from_leader(self._load_newest)
         if processes > 1:
             for tensor in self.step.tensors().values():
@@ -218,12 +231,13 @@ class Trainer:
         if chosen:
             lines.append(f"chosen from the images: {', '.join(chosen)}")
         if isinstance(self.step.data, HostLoader):
-            size = images.images.nbytes / 2**30
+            size = self.step.data.host_images.nbytes / 2**30
+            what = "images" if self.frozen is None else "features"
             lines.append(
-                f"{size:.1f} GiB of images stay in host memory; each batch goes to {self.fabric.device} "
+                f"{size:.1f} GiB of {what} stay in host memory; each batch goes to {self.fabric.device} "
                 "ahead of its step"
             )
-        if images.streamed:
+        if images.streamed and self.frozen is None:
             lines.append(f"images are decoded by {images.images.threads} threads, ahead of each step")
         if images.skipped:
             first = "; ".join(f"{path} ({reason})" for path, reason in images.skipped[:3])

@@ -232,3 +232,10 @@ def test_imagenet_has_byol_and_moco_at_three_widths():
     byol = recipes.get("imagenet-byol")  # eight GPUs take their 512 images in two passes, not in 16
     assert [byol.accumulation_steps(n) for n in (1, 8, 16, 32)] == [16, 2, 1, 1]
     assert [byol.micro_batch_size(n) for n in (1, 8, 16, 32)] == [256, 2048, 4096, 4096]
+
+
+def test_entropy_weight_is_for_simplices():
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.entropy_weight": 0.5})
+    assert recipe.checked().build().entropy_weight == 0.5
+    with pytest.raises(UserError, match="has no simplices"):
+        with_changes(recipe, {"bottleneck": "embed"}).checked()
