@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from simplicia import devices
+from simplicia.errors import UserError
 from simplicia.progress import Progress, say
 from simplicia.run import Run, load
 from simplicia.train import auto, checkpoint, frozen, run_dir
@@ -45,6 +46,11 @@ def pretrain(
     images, test_images = auto.training_images(recipe, images, download, quiet)
     recipe, chosen = auto.resolve(recipe, images, fabric.device, processes)
     is_new = checkpoint.latest(path / "checkpoint") is None
+    if dry_run and recipe.freeze != "none":
+        raise UserError(
+            "a dry run writes nothing, and a frozen encoder's features are written; train on fewer images "
+            "instead, which prints the rate in images/s"
+        )
     init = recipe.init if is_new else None
     encoder = frozen.prepare(recipe, images, path, fabric, quiet) if recipe.freeze != "none" else None
     trainer = Trainer(recipe, images, fabric, engine, test_images, init, encoder)
