@@ -9,7 +9,7 @@ from typing import Any
 
 from simplicia import devices
 from simplicia.distributed import from_leader, watched_peers
-from simplicia.errors import Interrupted
+from simplicia.errors import Interrupted, UserError
 from simplicia.progress import Progress, say
 from simplicia.run import Run, load, load_classifier
 from simplicia.train import auto, checkpoint, frozen, run_dir
@@ -88,7 +88,7 @@ def dry_run(
     """
     more = {name: value for name, value in more.items() if name not in HOOK_OPTIONS}
     where = {"device": device, "processes": processes, "engine": engine, "download": download}
-    with _prepared(recipe, out, resume, False, more, quiet=quiet, **where) as (_, trainer, _):
+    with _prepared(recipe, out, resume, False, more, quiet=quiet, is_dry=True, **where) as (_, trainer, _):
         plan = trainer.dry_run()
         say(str(plan).splitlines(), quiet or not trainer.is_leader)
         return plan
@@ -107,6 +107,7 @@ def _prepared(
     engine: Any,
     download: Any,
     quiet: Any,
+    is_dry: bool = False,
 ) -> Iterator[tuple[Path, Trainer, Any]]:
     """Where a run goes, its trainer, and the encoder that Python gave; other processes are watched."""
     more.pop("allow_other_processes", None)  # any number is allowed since N processes equal one
@@ -114,6 +115,11 @@ def _prepared(
     processes = devices.process_count(processes)
     path, resolved = run_dir.resolve(recipe, changes, out, resume, processes, overwrite)
     chosen = path, frozen.settings(resolved, path, overwrite, processes)
+    if is_dry and resolved.freeze != "none":
+        raise UserError(
+            "a dry run writes nothing, and a frozen encoder's features are written; train on fewer images "
+            "instead, which prints the rate in images/s"
+        )
     fabric = devices.launch(device, processes, resolved.precision)
     quiet = quiet or fabric.global_rank > 0
     with watched_peers():

@@ -208,6 +208,7 @@ def test_wrong_input_is_one_sentence(photos, weights, tmp_path, monkeypatch):
         ({"processes": 2}, "a frozen encoder trains in one"),
         ({"engine": "captured"}, "the encoder is frozen"),
         ({"frozen_views": 1}, "at least 2"),
+        ({"dry_run": True}, "a dry run writes nothing"),
     ):
         with pytest.raises(UserError, match=words) as error:
             train(photos, weights, tmp_path / "a", epochs=1, **changes)
