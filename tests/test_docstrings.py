@@ -28,6 +28,7 @@ OTHERS = {  # modules that are not public as a whole
     "data.inputs": ["pixels", "image_set"],
 }
 INTERNAL = {"simplicia.run.classifier", "simplicia.api.train_into", "simplicia.encoders.ResNet"}
+INTERNAL |= {"simplicia.losses.widen"}
 INTERNAL |= {f"simplicia.classifier.{name}" for name in ("make", "read", "attach", "build", "of_run")}
 
 

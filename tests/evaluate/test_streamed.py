@@ -94,7 +94,7 @@ def test_encode_streams_and_leaves_unreadable_images_out(tmp_path, run, photos, 
 def test_features_that_fill_the_disk_are_refused_with_an_alternative(tmp_path, run, photos, monkeypatch):
     monkeypatch.setattr(encoding, "MAPPED_BYTES", 0)
     monkeypatch.setattr(encoding.shutil, "disk_usage", lambda path: type("", (), {"free": 10_000}))
-    with pytest.raises(UserError, match=r"layer 'sem' of 40 images takes .* --layer codes takes far less"):
+    with pytest.raises(UserError, match=r"layer 'sem' of 40 images takes .* layer codes takes far less"):
         encode(run, str(photos / "train"), tmp_path / "out.npz", None, None, "online", None, True)
     count, _, _ = encode(
         run, str(photos / "train"), tmp_path / "out.npz", ["codes"], None, "online", None, True

@@ -36,7 +36,7 @@ def test_a_recipe_is_written_atomically(tmp_path, monkeypatch):
 
 def test_names_cover_named_data_sets_and_image_folders():
     names = recipes.names()
-    assert len(names) == len(set(names)) == 4 * (7 * 3 + 3) + 2 * 2 * 3
+    assert len(names) == len(set(names)) == 4 * (7 * 3 + 4) + 2 * 2 * 3
     assert {"cifar100-byol-sem", "cifar10-vicreg", "shapes-dino-sem", "byol", "moco-sem"} <= set(names)
 
 
