@@ -64,8 +64,9 @@ def _tables() -> list[Any]:
     for base in all_recipes:
         if base.bottleneck != "none":
             continue
-        family = [r for r in all_recipes if (r.data, r.method) == (base.data, base.method)]
-        sem = next(r for r in family if r.name == f"{base.name}-sem")
+        about = base.data, base.method, base.encoder
+        family = [r for r in all_recipes if (r.data, r.method, r.encoder) == about]
+        sem = next(r for r in family if r.bottleneck == "sem" and r.sem.blocks == 1)
         tau, second = sem.sem.temperature, sem.sem.second_temperature
         others = " ".join(r.name.removeprefix(base.name) for r in family if r not in (base, sem))
         data = "your images (--data FOLDER)" if base.data == "auto" else base.data
