@@ -91,7 +91,8 @@ def check_used(settings: Settings, tried: Iterable[str] = ()) -> None:
     used |= {"centred"} if kind == "sem" else set()
     for path in (*settings.changes, *tried):
         section, _, name = path.partition(".")
-        if section not in ("sem", "vq") or name in used:
+        is_known = section in ("sem", "vq") and hasattr(getattr(settings.defaults, section), name)
+        if not is_known or name in used:
             continue
         has = f"bottleneck {kind!r}" if used else f"no {section.upper()} (its bottleneck is {kind!r})"
         name = settings.defaults.name
