@@ -1,10 +1,11 @@
 """Progress for people: one bar on a terminal, a line now and then elsewhere."""
 
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import cache
@@ -14,9 +15,8 @@ from simplicia.errors import printable
 
 # seconds: outside of a terminal, the first line comes after FIRST, and the gaps double up to LONGEST
 FIRST, LONGEST = 5.0, 60.0
-SHOWN: ContextVar[bool] = ContextVar(
-    "shown", default=False
-)  # whether ``tracked`` draws: the command line asks
+# whether ``tracked`` draws: the command line asks
+SHOWN: ContextVar[bool] = ContextVar("shown", default=False)
 
 
 class Progress:
@@ -41,7 +41,8 @@ class Progress:
             self.bar = _bar()
             self.task = self.bar.add_task(self.label, total=total, completed=done, words="")
             Progress.live = self  # first: a signal may arrive while the bar starts
-            self.bar.start()
+            with _undisturbed():
+                self.bar.start()
         else:
             Progress.live = self
             threading.Thread(target=self._follow_the_clock, daemon=True).start()
@@ -74,7 +75,8 @@ class Progress:
             Progress.live = None
         self.closed.set()
         if self.bar is not None:
-            self.bar.stop()
+            with _undisturbed():
+                self.bar.stop()
 
     def _follow_the_clock(self) -> None:
         gap = FIRST
@@ -119,6 +121,25 @@ def tracked(batches: Iterable[Any], label: str, total: int) -> Iterator[Any]:
             yield batch
             done += len(batch)
             bar.update(done)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait until something is drawn: in the middle they would leave half a bar."""
+    if threading.current_thread() is not threading.main_thread():  # others receive none
+        yield
+        return
+    received: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def close_live() -> None:
