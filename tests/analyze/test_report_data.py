@@ -66,7 +66,7 @@ def test_a_sem_run_has_everything(runs, analysed):
     data = analysis["data"]
     assert (data["images"], data["fit_images"], len(data["classes"]), data["split"]) == (300, 500, 20, "test")
     assert sum(data["class_counts"]) == 300
-    assert analysis["log"]["train"]["step"] == [2, 4, 6, 8, 10] and analysis["log"]["online"] == {}
+    assert analysis["log"]["train"]["step"] == [1, 2, 4, 6, 8, 10] and analysis["log"]["online"] == {}
 
     own = next(c for c in analysis["entropy"]["curves"] if c["own"])
     assert own["count"] == 300 * 12 == sum(own["counts"])

@@ -60,7 +60,7 @@ def test_result_states_how_many_neighbours_voted(tmp_path, capsys):
     assert main(["knn", str(run.path), "--data", "digits", "--k", "100000", "--device", "cpu"]) == 0
     (file,) = (run.path / "results").glob("knn-*.json")
     voted = json.loads(file.read_text())["k"]
-    assert voted < 100_000 and f"{voted} nearest neighbours" in capsys.readouterr().out
+    assert voted < 100_000 and f"{voted:,} nearest neighbours" in capsys.readouterr().out
 
 
 def test_overlap_of_codes_is_the_cosine_of_their_one_hots(run, sets):

@@ -247,8 +247,6 @@ def test_two_processes_share_the_work(images, tmp_path):
     rows = store.read(tmp_path / "results/other/table1.json")
     assert sorted(row["cell"] for row in rows) == ["BYOL", "BYOL + SEM"], outputs
     assert all(len(row["trained_by"]) == 1 for row in rows)
-    for layer in ("encoder", "sem"):
-        assert sum(f"probes on {layer}" in text for text in outputs) == 1, outputs
 
 
 def test_dropped_weights_are_retrained_only_for_new_measurements(own):
