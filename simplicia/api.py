@@ -7,17 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from simplicia import devices
+from simplicia import devices, frozen
 from simplicia.distributed import from_leader, watched_peers
 from simplicia.errors import Interrupted, UserError
 from simplicia.progress import Progress, say
 from simplicia.run import Run, load, load_classifier
-from simplicia.train import auto, checkpoint, frozen, run_dir
+from simplicia.train import auto, checkpoint, run_dir
 from simplicia.train.hooks import REQUEUE, Checkpoints, Logging, OnlineProbes, StopOnRequest, requeue
-from simplicia.train.plan import Plan
 from simplicia.train.recipe import Recipe
 from simplicia.train.run_dir import Log
-from simplicia.train.trainer import Hook, Trainer
+from simplicia.train.trainer import Hook, Plan, Trainer
 
 __all__ = ["Plan", "dry_run", "load", "load_classifier", "pretrain"]
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from simplicia.errors import UserError
-from simplicia.files import atomic_write
+from simplicia.files import atomic_write, write_file
 
 KEEP = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -169,6 +169,16 @@ def model_tensors(
     encoder = frozen_encoder(checkpoint, state)
     networks = {key.partition(".")[0] for key in own if key.startswith(("online.", "target."))}
     return own | {f"{name}.encoder.{key}": value for name in networks for key, value in encoder.items()}
+
+
+def store_frozen_encoder(path: Path, encoder: torch.nn.Module) -> str:
+    """Write a frozen encoder into a run directory, once; returns its SHA-256."""
+    from safetensors.torch import save
+
+    content = save({key: value.cpu().contiguous() for key, value in encoder.state_dict().items()})
+    if not (path / FROZEN).is_file():
+        write_file(path / FROZEN, content, "the encoder")
+    return hashlib.sha256(content).hexdigest()
 
 
 def frozen_encoder(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:

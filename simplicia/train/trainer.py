@@ -5,6 +5,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from simplicia.data.augmentation import Views
+from simplicia.data.cached_features import FeatureViews, Frozen
 from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import HostLoader, choose_loader
 from simplicia.data.streaming import StreamLoader
@@ -20,14 +22,39 @@ from simplicia.distributed import agreed, from_leader, is_of_peers, largest
 from simplicia.errors import Failed, Interrupted, UserError
 from simplicia.layers import synchronise_norms
 from simplicia.methods import Output
-from simplicia.progress import plural
+from simplicia.progress import duration, plural
 from simplicia.provenance import commit, versions
 from simplicia.train import checkpoint, run_dir
-from simplicia.train.frozen import FeatureViews, Frozen
 from simplicia.train.monitor import OnlineProbe
-from simplicia.train.plan import Plan
 from simplicia.train.recipe import Recipe
 from simplicia.train.step import create_step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe with every open setting decided, and what its training would take by three measured steps."""
+
+    recipe: Recipe
+    parameters: int  # trained
+    target_parameters: int
+    memory_bytes: int  # of weights, gradients, momentum and images
+    peak: str  # memory in use, in words
+    steps: int
+    steps_per_epoch: int
+    seconds: float
+    device: str
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"parameters: {self.parameters:,} trained, {self.target_parameters:,} in the target network",
+                f"memory: {self.memory_bytes / 2**30:.2f} GiB for weights, gradients, momentum and images; "
+                f"{self.peak}",
+                f"steps: {self.steps:,} ({self.steps_per_epoch:,} per epoch)",
+                f"time: about {duration(self.seconds)} on {self.device}",
+                "dry run: nothing was written",
+            )
+        )
 
 
 class Hook:
@@ -190,7 +217,7 @@ class Trainer:
         here |= {} if note is None else {"note": note}
         self.path = path
         if self.frozen is not None:
-            stored = {"frozen_encoder": self.frozen.store(path)}
+            stored = {"frozen_encoder": checkpoint.store_frozen_encoder(path, self.frozen.encoder)}
             self.frozen_state = {**stored, "extraction": self.frozen.extraction}
         state = from_leader(self._load_newest)
         if processes > 1:

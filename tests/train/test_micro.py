@@ -41,7 +41,7 @@ def training(name, indices, batch_size, engine="eager", **changes):
     trainer = Trainer(
         recipe, data, devices.launch("cpu", 1, "32"), engine, lambda: datasets.load("shapes", "test")
     )
-    trainer.step.data.order, trainer.step.data.epoch = torch.arange(len(data)), 0
+    trainer.step.data.orders = {0: torch.arange(len(data))}
     return trainer
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from torch import Tensor, nn
 
 from simplicia import encoders
 from simplicia.data.augmentation import Triple, Views
+from simplicia.data.cached_features import Frozen
 from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import mix_seed
 from simplicia.devices import seeded
 from simplicia.errors import UserError
-from simplicia.files import atomic_write, write_errors, write_file
+from simplicia.files import atomic_write, write_errors
 from simplicia.hub import hub_errors
-from simplicia.methods import Method, TargetMethod
 from simplicia.progress import Progress, say
 from simplicia.settings import as_dict
 from simplicia.train import checkpoint
@@ -39,52 +38,6 @@ PRETRAINED = "pretrained"  # encoder_weights: timm's, from the hub
 PART = 256  # images in a file of features
 AT_ONCE = 32  # images in the encoder at a time
 USUAL_SIZE = 224  # of images; weights for larger ones are resampled
-
-
-@dataclass
-class Frozen:
-    """An encoder that does not learn, and its features of views of the training images."""
-
-    encoder: nn.Module
-    features: Tensor  # (images, views, features)
-    statistics: tuple[Triple, Triple]  # mean and std that the encoder's images are normalised with
-    extraction: dict[str, Any]  # what computing the features took
-
-    def attach(self, method: Method) -> None:
-        """Make a method's networks take features in place of images."""
-        networks = [method.online, *([method.target] if isinstance(method, TargetMethod) else [])]
-        for network in networks:
-            network.encoder = Features(self.features.shape[-1])
-
-    def store(self, path: Path) -> str:
-        """Write the encoder into a run directory, once; returns its SHA-256."""
-        from safetensors.torch import save
-
-        tensors = {key: value.cpu().contiguous() for key, value in self.encoder.state_dict().items()}
-        content = save(tensors)
-        if not (path / checkpoint.FROZEN).is_file():
-            write_file(path / checkpoint.FROZEN, content, "the encoder")
-        return hashlib.sha256(content).hexdigest()
-
-
-class Features(nn.Module):
-    """Takes the place of the encoder: its input are features already."""
-
-    def __init__(self, out_features: int):
-        super().__init__()
-        self.out_features = out_features
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-class FeatureViews:
-    """Two different views of each image, of those whose features (N, views, features) are cached."""
-
-    def __call__(self, features: Tensor, aspect_ratios: Tensor | None = None) -> list[Tensor]:
-        chosen = torch.rand(features.shape[:2], device=features.device).argsort(1)[:, :2]
-        pair = features.gather(1, chosen[..., None].expand(-1, -1, features.shape[-1]))
-        return [view.float() for view in pair.unbind(1)]
 
 
 def settings(recipe: Recipe, path: Path, overwrite: bool, processes: int) -> Recipe:
