@@ -4,6 +4,7 @@ import glob
 import os
 import platform
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,13 +16,10 @@ from simplicia.errors import UserError
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` if the block succeeds and is removed if it fails.
 
-    Its name cannot be guessed, so no link can be planted there. Temporary files for ``path`` that killed
-    processes left are removed. An OSError without a file name, such as that of a full disk, gets ``path``.
+    An OSError without a file name, such as that of a full disk, gets ``path``.
     """
-    prefix = f".{path.name[:100]}.{platform.node()[:40]}."
-    temporary = path.with_name(f"{prefix}{os.getpid()}.{secrets.token_hex(8)}.writing")
+    temporary = temporary_name(path)
     try:
-        _remove_leftovers(path.parent, prefix)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
         os.close(os.open(temporary, flags, 0o666))
         yield temporary
@@ -31,6 +29,16 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """A hidden name next to ``path``, for what will be renamed to it.
+
+    It cannot be guessed, so no link can be planted there. What killed processes left for ``path`` is removed.
+    """
+    prefix = f".{path.name[:100]}.{platform.node()[:40]}."
+    _remove_leftovers(path.parent, prefix)
+    return path.with_name(f"{prefix}{os.getpid()}.{secrets.token_hex(8)}.writing")
 
 
 @contextmanager
@@ -75,7 +83,7 @@ def write_file(path: Path, content: bytes, what: str) -> Path:
 
 
 def _remove_leftovers(folder: Path, prefix: str) -> None:
-    """Remove temporary files whose process, of this machine, is no longer alive."""
+    """Remove temporary files and folders whose process, of this machine, is no longer alive."""
     if os.name != "posix":  # on Windows, os.kill would end a process
         return
     for leftover in folder.glob(f"{glob.escape(prefix)}*.writing"):
@@ -86,4 +94,4 @@ def _remove_leftovers(folder: Path, prefix: str) -> None:
             try:
                 os.kill(int(process), 0)
             except ProcessLookupError:
-                leftover.unlink()
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()

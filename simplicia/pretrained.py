@@ -14,7 +14,6 @@ taken for it.
 import dataclasses
 import json
 import re
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from torch import nn
 from simplicia import encoders
 from simplicia.devices import seeded
 from simplicia.errors import UserError, printable
-from simplicia.files import write_errors
+from simplicia.files import temporary_name, write_errors
 from simplicia.hub import hub_errors
 from simplicia.methods import Method
 from simplicia.progress import say
@@ -59,7 +58,7 @@ def save_pretrained(run: Any, folder: str | Path, network: str = "online") -> Pa
         )
     if folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; give a new folder for the model")
-    temporary = folder.with_name(f".{folder.name[:100]}.{secrets.token_hex(8)}.writing")
+    temporary = temporary_name(folder)
     with write_errors("the model", folder):
         try:
             temporary.mkdir(parents=True)

@@ -266,3 +266,8 @@ def test_saving_replaces_nothing_and_leaves_nothing_half_written(run, saved, tmp
     with pytest.raises(UserError, match="the model cannot be written"):
         run.save_pretrained(tmp_path / "file/model")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    code = "import sys, pathlib, simplicia.files as f; f.temporary_name(pathlib.Path(sys.argv[1])).mkdir()"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], check=True)  # killed while it wrote
+    assert len(list(tmp_path.iterdir())) == 2
+    run.save_pretrained(tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model"]
