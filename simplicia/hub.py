@@ -15,11 +15,8 @@ def hub_errors(action: str, name: str, instead: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        libraries = ("httpx", "httpcore", "requests", "urllib3", "huggingface_hub")
-        if (
-            not isinstance(error, OSError | ValueError)
-            and type(error).__module__.split(".")[0] not in libraries
-        ):
+        libraries = ("httpx", "httpcore", "requests", "urllib3", "huggingface_hub")  # or httpx2
+        if not (isinstance(error, OSError | ValueError) or type(error).__module__.startswith(libraries)):
             raise
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -88,9 +88,9 @@ def push_to_hub(run: Any, name: str, network: str = "online", private: bool = Fa
         hub_errors("uploaded to", name, "a local folder works offline"),
     ):
         folder = save_pretrained(run, Path(parent) / "model", network)
-        huggingface_hub.create_repo(name, private=private, exist_ok=True)
+        address = str(huggingface_hub.create_repo(name, private=private, exist_ok=True))
         huggingface_hub.upload_folder(repo_id=name, folder_path=folder)
-    return f"https://huggingface.co/{name}"
+    return address
 
 
 def find(folder_or_name: str | Path) -> Path:

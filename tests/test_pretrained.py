@@ -1,10 +1,14 @@
 """Saved models give the run's codes in another process, load in timm, and are read without trust."""
 
+import base64
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +190,82 @@ for call in (lambda: simplicia.from_pretrained("someone/other"),
     assert fetch.startswith("someone/other cannot be fetched from the hub (HF_HUB_OFFLINE is set): ")
     assert push.startswith("someone/new cannot be uploaded to the hub (HF_HUB_OFFLINE is set): ")
     assert name == "'new' is not a name on the hub; give user/name"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What huggingface_hub asks of the hub to create a repository, and to upload and fetch its files."""
+
+    protocol_version, files, commit = "HTTP/1.1", {}, "a" * 40
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, value, **headers):
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(200)
+        for name, text in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), text)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if b"unreachable" in body:
+            self.close_connection = True  # without an answer
+            return
+        address = f"http://{self.headers['Host']}/me/shapes"
+        if "/preupload/" in self.path:
+            modes = {"uploadMode": "regular", "shouldIgnore": False}
+            self.answer({"files": [{"path": file["path"], **modes} for file in json.loads(body)["files"]]})
+            return
+        for line in body.splitlines() if "/commit/" in self.path else ():
+            said = json.loads(line)
+            if said["key"] == "file":
+                self.files[said["value"]["path"]] = base64.b64decode(said["value"]["content"])
+        self.answer(
+            {"url": address, "commitUrl": f"{address}/commit/{self.commit}", "commitOid": self.commit}
+        )
+
+    def do_GET(self):
+        if "/resolve/" in self.path:
+            content = self.files[self.path.rpartition("/")[2]]
+            about = {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X_Repo_Commit": self.commit}
+            self.answer(content, **about)
+            return
+        files = [{"type": "file", "path": n, "size": len(c), "oid": "b" * 40} for n, c in self.files.items()]
+        self.answer(files if "/tree/" in self.path else {"id": "me/shapes", "sha": self.commit})
+
+    do_HEAD = do_GET
+
+
+def test_a_model_is_pushed_to_a_hub_and_fetched_from_it(run, saved, tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    torch.save(run.encode(IMAGES, "codes"), tmp_path / "codes.pt")
+    code = f"""
+import torch, simplicia
+model = simplicia.from_pretrained({str(saved)!r}, "cpu")
+print(model.push_to_hub("me/shapes"))
+images = simplicia.data.datasets.load("shapes", "test").images[:6]
+codes = simplicia.from_pretrained("me/shapes", "cpu").encode(images, "codes")
+print(torch.equal(codes, torch.load({str(tmp_path / "codes.pt")!r})))
+try:
+    model.push_to_hub("me/unreachable")
+except simplicia.UserError as error:
+    print(error)
+"""
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    settings = os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_a"}
+    settings |= {"NO_PROXY": "127.0.0.1"}
+    process = subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True)
+    server.shutdown()
+    server.server_close()
+    assert process.returncode == 0, process.stderr
+    address, same, error = process.stdout.splitlines()
+    assert (address, same) == (f"{endpoint}/me/shapes", "True")
+    assert error.startswith("me/unreachable cannot be uploaded to the hub: ")
+    assert {*NEEDED, "README.md"} == Hub.files.keys()
 
 
 def _edit(path: Path, change):
