@@ -82,7 +82,14 @@ def search(
     """
     from simplicia.codes import Index
 
-    filters = dict(map(_vertex, vertex or ()))
+    pairs = list(map(_vertex, vertex or ()))
+    filters = dict(pairs)
+    for simplex, given in pairs:
+        if given != filters[simplex]:
+            raise UserError(
+                f"--vertex names {simplex}:{given} and {simplex}:{filters[simplex]}; an image has one vertex "
+                "in each simplex, so none has both: give one of them"
+            )
     if query is None and not filters:
         raise UserError("no image is given to search for; give one, or --vertex SIMPLEX:VERTEX")
     opened = Index.open(index)

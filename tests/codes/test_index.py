@@ -203,6 +203,7 @@ def test_wrong_input_is_one_sentence(index, run, photos, tmp_path, capfd):
         ("search", path, "--vertex", "18"): "such as 18:7",
         ("search", path, "--vertex", f"{kept}:5"): "there is no vertex",
         ("search", path, "--vertex", f"{other}:1"): "is none of them",
+        ("search", path, "--vertex", f"{kept}:1", "--vertex", f"{kept}:2"): "none has both",
         ("search", path, "x.png", "--run", str(tmp_path / "gone")): "gone",
         ("dedup", path, "--distance", "1"): "below 1",
         ("index", fixture, "--out", path): "no images are named",
