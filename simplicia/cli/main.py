@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     with _options_in_messages():
-        return _run(words)
+        status = _run(words)
+        return _flush() or status
 
 
 def _run(words: list[str]) -> int:
@@ -72,15 +73,27 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt as stop:
         return _complain("terminated", 143) if stop.args else _complain("interrupted", 130)
     except BrokenPipeError:  # the reader of our output left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         if is_out_of_memory(error):
             less = SMALLER.get(words[0], "fewer images or another layer")
             return _complain(f"the device is out of memory; use {less}", 2)
         if isinstance(error, OSError):
-            return _complain(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
+            if error.filename is None and (status := _flush()):
+                return status
+            return _complain(f"{error.filename or 'the output, or a file'}: {error.strerror or error}", 2)
         raise
+
+
+def _flush() -> int:
+    """Write what is left of the output; returns the exit status. Python would complain at its exit."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            return _complain(f"the output cannot be written: {error.strerror}", 2)
+    return 0
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +137,17 @@ def test_a_report_of_a_run_that_cannot_be_written_to(run, tmp_path, monkeypatch)
     monkeypatch.setattr(os, "open", read_only)
     assert cli.main(["report", str(run), "--out", str(tmp_path / "second.html")]) == 0
     assert (tmp_path / "second.html").stat().st_size > 1000
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a full disk")
+@pytest.mark.parametrize("words", [["methods"], ["--help"]])
+def test_an_output_on_a_full_disk_is_one_sentence(words):
+    settings = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "simplicia", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=settings)
+    assert done.returncode == 2
+    assert done.stderr == "simplicia: the output cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("value", [0, False, "", 3, {}])
