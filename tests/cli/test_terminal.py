@@ -195,7 +195,7 @@ def test_a_stopped_training_leaves_a_clean_terminal(number, photos, tmp_path):
         else:
             os.kill(process, number)
 
-    seen = in_terminal([*words, *TINY.split(), "--epochs", "5000"], 100, act, "byol-sem")
+    seen = in_terminal([*words, *TINY.split(), "--epochs", "5000"], 100, act, "loss ")
     seen.check(128 + number)
     assert "continue with: simplicia pretrain byol-sem" in "".join(seen.lines)
 
