@@ -258,8 +258,8 @@ class Writer:
 def check_state(state: dict[str, Any]) -> None:
     """Raise a ValueError if the numbers that a run goes on with are not there or make no sense."""
 
-    def is_number(value: Any, least: float = -math.inf) -> bool:
-        return isinstance(value, int | float) and math.isfinite(value) and value >= least
+    def is_number(value: Any, least: float = -1e15, most: float = 1e15) -> bool:
+        return isinstance(value, int | float) and least <= value <= most
 
     def is_triple(value: Any, least: float) -> bool:
         return isinstance(value, list) and len(value) == 3 and all(is_number(x, least) for x in value)
@@ -270,8 +270,8 @@ def check_state(state: dict[str, Any]) -> None:
     history = state.get("trained_by", [])
     valid = {
         "seconds": is_number(state.get("seconds", 0)),
-        "loss": is_number(state.get("loss", 0)),
-        "mean": is_triple(state.get("mean", [0, 0, 0]), -math.inf),
+        "loss": is_number(state.get("loss", 0), -1e300, 1e300),
+        "mean": is_triple(state.get("mean", [0, 0, 0]), -1e15),
         "std": is_triple(state.get("std", [1, 1, 1]), 1e-6),
         "trained_by": isinstance(history, list) and all(isinstance(entry, dict) for entry in history),
     }

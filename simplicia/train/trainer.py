@@ -230,7 +230,7 @@ class Trainer:
         last = {k: v for k, v in history[-1].items() if k != "from_step"} if history else None
         if last != here:
             history = [*history, {**here, "from_step": state["step"]}]
-        self.done, self.seconds, self.id = state["step"], state["seconds"], state.get("id")
+        self.done, self.seconds, self.id = state["step"], state.get("seconds", 0.0), state.get("id")
         self.trained_by = history
 
     def _load_newest(self) -> dict[str, Any] | None:

@@ -81,6 +81,16 @@ def test_an_old_checkpoint_is_removed_atomically(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000006"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("mean", [0, 0, 10**30]), ("std", [1, 1, 10**400]), ("seconds", 10**30), ("loss", float("nan"))],
+)
+def test_a_state_with_impossible_numbers_is_damaged(tmp_path, key, value):
+    checkpoint.save(tmp_path, 5, {"a": torch.ones(2)}, {key: value})
+    with pytest.raises(UserError, match=f"is damaged .state.json says {key}"):
+        checkpoint.read(checkpoint.latest(tmp_path))
+
+
 @pytest.mark.parametrize("damage", ["truncate", "garbage", "state", "missing", "no tensors", "flipped bit"])
 def test_the_error_names_the_damaged_checkpoint_and_the_one_before(tmp_path, damage):
     for step in (5, 10):

@@ -90,6 +90,12 @@ def test_the_resume_command_keeps_the_number_of_processes(stopped, monkeypatch):
     assert "processes" not in run_dir.resume_command(stopped, recipe, 1)
 
 
+def test_a_run_without_its_seconds_is_resumed(stopped):
+    file = checkpoint.latest(stopped / "checkpoint") / "state.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "seconds"}))
+    assert resume(stopped).finished
+
+
 def test_leftovers_are_removed_by_the_process_that_holds_the_lock(stopped):
     half = stopped / "checkpoint" / ".writing-000000003-abc"
     half.mkdir()
