@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test gpu-test hostile demo lint clean
+.PHONY: install test gpu-test hostile demo docs lint clean
 
 install: .venv/installed
 
@@ -26,6 +26,10 @@ hostile: install
 
 demo: install
 	$(BIN)/simplicia demo
+
+# The documentation site, in build/site.
+docs: install
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/site
 
 lint: install
 	$(BIN)/ruff check .

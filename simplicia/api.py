@@ -169,17 +169,18 @@ def train_into(
         trainer.resume_from(path, note)
         recipe, done = trainer.recipe, trainer.done
         log = Log(path / "log.jsonl", done, recipe.loggers, recipe.name) if trainer.is_leader else None
-        bar = Progress(recipe.name, trainer.total, done, quiet)
         command = run_dir.resume_command(path, recipe, trainer.fabric.world_size)
+        stop = StopOnRequest(writer, command, deadline, save_margin)  # before the bar says that training runs
+        bar = Progress(recipe.name, trainer.total, done, quiet)
         hooks: list[Hook] = [
-            StopOnRequest(writer, command, deadline, save_margin),
+            stop,
             Logging(log, bar, recipe.log_every, done),
             OnlineProbes(log, bar, recipe.online_every, on_online),
             Checkpoints(writer, recipe.checkpoint_minutes, deadline),
         ]
         try:
             trainer.fit(hooks)
-        except Interrupted as stop:
-            if stop.signal != REQUEUE or "SLURM_JOB_ID" not in os.environ or not trainer.is_leader:
+        except Interrupted as stopped:
+            if stopped.signal != REQUEUE or "SLURM_JOB_ID" not in os.environ or not trainer.is_leader:
                 raise
-            raise Interrupted(f"{stop}; {requeue()}", stop.signal) from None
+            raise Interrupted(f"{stopped}; {requeue()}", stopped.signal) from None

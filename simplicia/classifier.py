@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from simplicia import encoders
 from simplicia.data import inputs
 from simplicia.data.augmentation import center_crop, eval_view
-from simplicia.devices import seeded
+from simplicia.devices import choose, seeded
 from simplicia.errors import UserError
 from simplicia.export import PROGRAMS, WRITERS
 from simplicia.files import write_file
@@ -166,7 +166,7 @@ class Classifier:
         >>> run.classifier().to("cpu").device
         device(type='cpu')
         """
-        self.model.to(device)
+        self.model.to(choose(str(device)))
         return self
 
     @torch.no_grad()

@@ -67,7 +67,11 @@ def mlp(
     activation: type[nn.Module] = nn.ReLU,
     blocks: int = 1,  # of the first layer, to follow a block-diagonal embedder
 ) -> nn.Sequential:
-    """Linear, (BatchNorm,) activation, repeated, and a last Linear."""
+    """Linear, (BatchNorm,) activation, repeated, and a last Linear.
+
+    >>> [type(layer).__name__ for layer in mlp(8, 16, 4)]
+    ['Linear', 'BatchNorm1d', 'ReLU', 'Linear']
+    """
     modules: list[nn.Module] = []
     width = in_features
     for i in range(layers - 1):

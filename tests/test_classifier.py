@@ -70,6 +70,8 @@ def test_methods_are_those_of_scikit_learn(classifier, sets):
     for labels, words in (([0], "need one each"), ([9] * len(test), "not from 0 to 2")):
         with pytest.raises(UserError, match=words):
             classifier.score(test.images, labels)
+    with pytest.raises(UserError, match="device is 'gpu'"):
+        classifier.to("gpu")
 
 
 @pytest.mark.parametrize("layer", ["encoder", "embedder", "sem", "codes"])

@@ -100,7 +100,11 @@ def expressivity_supremum(vertices: Any, temperature: Any, margin: Any) -> Any:
 
 
 def gap_term(expressivity: Any, simplices: int, lipschitz: Number = 1.0) -> Any:
-    """Theorem 1's second term, R sqrt(L phi): what an expressivity adds to the bound on the expected loss."""
+    """Theorem 1's second term, R sqrt(L phi): what an expressivity adds to the bound on the expected loss.
+
+    >>> gap_term(expressivity_base(13, 0.75), simplices=4)
+    9.01387818865997...
+    """
     return lipschitz * (simplices * expressivity) ** 0.5
 
 
@@ -109,6 +113,9 @@ def lemma6(vertices: Number, temperature: Number, margin: Number) -> Any:
     """Whether SEM's bound is below the base's expressivity by 3/4 (V - 1) or more, as Lemma 6 has it.
 
     It is for every margin up to 1, which its proof uses where (2 - margin)^2 is taken to be at least 1.
+
+    >>> lemma6(vertices=13, temperature=1.0, margin=0.5)
+    True
     """
     difference = expressivity(vertices, temperature, margin) - expressivity_base(vertices, margin)
     # at margin 1 the two sides can meet; rounding must not decide

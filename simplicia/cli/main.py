@@ -24,9 +24,11 @@ from simplicia.errors import (
 from simplicia.progress import close_live
 
 # in the order of the help; each registers one verb or a few
-MODULES = "demo pretrain pack evaluate predict encode codes analyze reproduce bound bench cost lists"
+MODULES = (
+    "demo pretrain pack evaluate predict encode codes analyze reproduce bound bench cost lists completion"
+)
 TASKS = {  # the verbs of ``simplicia --help`` by what one wants to do
-    "First steps": "demo recipes datasets methods",
+    "First steps": "demo recipes datasets methods completion",
     "Train": "pretrain sweep pack",
     "Measure": "probe knn transfer finetune semi robustness compare",
     "Look inside": "analyze report bound",

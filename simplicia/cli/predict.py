@@ -5,6 +5,7 @@ from typing import Annotated
 
 from simplicia.cli.tables import Column, echo, table
 from simplicia.cli.verbs import POSITIVE, Device, OutputFile, Quiet, verb
+from simplicia.progress import plural
 
 SHOWN = 20  # rows of the table
 
@@ -35,11 +36,7 @@ def predict(
     columns: list[Column] = ["file", "class", ("probability", lambda row: f"{row['probability']:.3f}")]
     more = f", the first {SHOWN}" if len(rows) > SHOWN else ""
     how = f"{loaded.about.kind} on {loaded.about.layer}"
-    table(
-        f"{len(rows):,} image{'s' if len(rows) > 1 else ''} by {how}{more}",
-        columns,
-        rows[:SHOWN],
-    )
+    table(f"{plural(len(rows), 'image')} by {how}{more}", columns, rows[:SHOWN])
     report_skipped(images, found.skipped)
     if out is not None:
         echo(f"written to {write(out, rows)}")

@@ -269,8 +269,8 @@ class Verb(NamedTuple):
         line = (self.function.__doc__ or " ").splitlines()[0].removesuffix(".")
         return line[0].lower() + line[1:]
 
-    def run(self, words: list[str]) -> None:
-        """Parse the words into the function's parameters, and call it."""
+    def parser(self, words: list[str]) -> tuple[Parser, dict[str, Any], Any]:
+        """A parser of these words, the fields of dataclass parameters, and the settings' defaults."""
         parser = Parser(self.usage, self.function.__doc__, basics=self.basics)
         options, only_by_name = options_of(self.function), inspect.getfullargspec(self.function).kwonlyargs
         groups = {n: options_of(o.type) for n, o in options.items() if dataclasses.is_dataclass(o.type)}
@@ -285,6 +285,12 @@ class Verb(NamedTuple):
             is_name = isinstance(defaults, str)
             defaults = pkgutil.resolve_name(f"simplicia.{defaults}")() if is_name else defaults(parser, words)
             parser.add_settings(defaults)
+        return parser, groups, defaults
+
+    def run(self, words: list[str]) -> None:
+        """Parse the words into the function's parameters, and call it."""
+        options = options_of(self.function)
+        parser, groups, defaults = self.parser(words)
         values = parser.parse(words)
         for name, fields in groups.items():
             values[name] = options[name].type(**{field: values[field] for field in fields})

@@ -54,7 +54,12 @@ class Vertex:
 
 
 class Index:
-    """Images and their codes in one file: ``Index.build(run, "photos/", "photos.index")``."""
+    """Images and their codes in one file.
+
+    >>> index = Index.build(run, "photos", "photos.index")
+    >>> len(index), len(index.simplices)
+    (8, 8)
+    """
 
     def __init__(self, path: str | Path, run: Run | None = None):
         """Open an index; ``run`` is the run that made it, by default loaded from where it was."""
@@ -80,6 +85,9 @@ class Index:
 
         An index that is there is replaced once the new one is complete. A killed build goes on from where it
         was when it is started again.
+
+        >>> Index.build(run, "photos", "small.index", simplices=4)
+        Index('small.index', 8 images, 4 simplices)
         """
         run = run if isinstance(run, Run) else load(run)
         model, images, path = model_of(run), Path(images), Path(out)
@@ -118,6 +126,9 @@ class Index:
         """Add the images of a folder, or one image; returns how many.
 
         An image that is there already is encoded again if its file has changed.
+
+        >>> index.add("photos")  # nothing is new
+        0
         """
         with _writing(self.path):
             self._load()
@@ -140,7 +151,11 @@ class Index:
         return len(new)
 
     def remove(self, names: Iterable[str | Path]) -> int:
-        """Remove images by name, or all below a folder; returns how many. No file is deleted."""
+        """Remove images by name, or all below a folder; returns how many. No file is deleted.
+
+        >>> index.remove(["0.png"])
+        1
+        """
         with _writing(self.path):
             self._load()
             gone: set[int] = set()
@@ -199,7 +214,11 @@ class Index:
         return self._run or self.use()
 
     def use(self, run: str | Path | None = None, device: str = "auto") -> Run:
-        """Load the run that made the index, by default from where it was."""
+        """Load the run that made the index, by default from where it was.
+
+        >>> index.use(device="cpu").step == run.step
+        True
+        """
         folder = run or self.about.model.run
         if run is None and not Path(folder).exists():
             raise UserError(
@@ -209,11 +228,19 @@ class Index:
         return self._run
 
     def codes(self, rows: Any = slice(None)) -> np.ndarray:
-        """The codes (n, simplices) of some images, by default of all."""
+        """The codes (n, simplices) of some images, by default of all.
+
+        >>> index.codes([0, 2]).shape
+        (2, 8)
+        """
         return self._table.unpacked(rows)
 
     def encode(self, images: Any) -> np.ndarray:
-        """The codes (n, simplices) of new images, in the index's simplices."""
+        """The codes (n, simplices) of new images, in the index's simplices.
+
+        >>> index.encode(images).shape
+        (4, 8)
+        """
         codes = self.run.encode(images, "codes").numpy()
         return codes[:, self.simplices].astype(np.min_scalar_type(max(self.about.vertices - 1, 1)))
 
@@ -229,6 +256,10 @@ class Index:
         ``queries`` are images as ``Run.encode`` takes them, or codes (n, simplices): of the run, or of the
         index. ``exact=False`` compares all images in the 64 most informative simplices and only the best
         100 k in all. ``vertices`` maps simplices to the vertex that results must have.
+
+        >>> found = index.search(images, k=2)
+        >>> found.names[1][0], found.agree[1, 0]
+        ('1.png', np.int64(8))
         """
         if k < 1:
             raise UserError(f"k is {k}; it must be at least 1")
@@ -251,7 +282,12 @@ class Index:
         )
 
     def listed(self, vertices: Mapping[int, int], k: int = 20) -> Neighbours:
-        """The first k images that have the given vertices, without a query."""
+        """The first k images that have the given vertices, without a query.
+
+        >>> simplex, vertex = index.simplices[0], int(index.codes([0])[0, 0])
+        >>> index.listed({simplex: vertex}, k=1).names
+        [['0.png']]
+        """
         rows = self.having(vertices)[:k]
         kept = [simplex for simplex in self.simplices if simplex in vertices]
         codes = np.full((1, len(self.simplices)), self.about.vertices)  # which no image has
@@ -261,7 +297,12 @@ class Index:
         return Neighbours(rows[None], agree, len(self.simplices), [self._table.names(rows.tolist())], codes)
 
     def having(self, vertices: Mapping[int, int]) -> np.ndarray:
-        """The rows of images that have all of the given vertices, by simplex."""
+        """The rows of images that have all of the given vertices, by simplex.
+
+        >>> simplex, vertex = index.simplices[0], int(index.codes([0])[0, 0])
+        >>> int(index.having({simplex: vertex})[0])
+        0
+        """
         chosen = np.ones(len(self), dtype=bool)
         for simplex, vertex in vertices.items():
             if not 0 <= simplex < self.about.total or not 0 <= vertex < self.about.vertices:
@@ -279,7 +320,11 @@ class Index:
         return np.flatnonzero(chosen)
 
     def agreeing(self, codes: np.ndarray, row: int) -> list[int]:
-        """The run's simplices in which one query's codes (simplices,) equal those of an image."""
+        """The run's simplices in which one query's codes (simplices,) equal those of an image.
+
+        >>> index.agreeing(index.codes([3])[0], 3) == index.simplices
+        True
+        """
         equal = np.flatnonzero(self.codes([row])[0] == codes)
         return [self.simplices[i] for i in equal]
 
@@ -287,6 +332,10 @@ class Index:
         """The vertices of one query (simplices,) that say most about why these images are near.
 
         A vertex counts for each image that shares it, and more if few images of the index have it.
+
+        >>> found = index.search(images, k=3)
+        >>> index.explain(found.codes[0], found.indices[0])[0].simplex in index.simplices
+        True
         """
         sample, known = self._sample
         equal = known == codes
@@ -312,6 +361,9 @@ class Index:
         """Groups of images that are equal or nearly so, the largest file of each group first.
 
         ``distance`` is of their looks, from 0 to 1. Time grows with the square of the number of images.
+
+        >>> index.duplicates(distance=0.0)
+        []
         """
         return find(self._table, distance, quiet)
 

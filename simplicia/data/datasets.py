@@ -171,7 +171,15 @@ REGISTRY: dict[str, DataSet] = {}
 
 
 def dataset(name: str, description: str, **details: Any) -> Callable[[Reader], Reader]:
-    """Register a function that reads a data set; ``details`` are further fields of `DataSet`."""
+    """Register a function that reads a data set; ``details`` are further fields of `DataSet`.
+
+    >>> @dataset("blank", "black images", where="built in", image_size=8)
+    ... def read(split: str, options: ReadOptions) -> ImageSet:
+    ...     return ImageSet("blank", torch.zeros(4, 3, 8, 8, dtype=torch.uint8))
+    >>> len(load("blank"))
+    4
+    >>> del REGISTRY["blank"]
+    """
 
     def register(read: Reader) -> Reader:
         present = REGISTRY.get(name)
@@ -225,6 +233,9 @@ def load(
     With `stream`, image files are decoded when they are needed, by `threads` threads; None streams them if
     they would take more than half of the free memory. More unreadable files than the share `most_unreadable`
     are an error.
+
+    >>> load("shapes", "test").images.shape
+    torch.Size([1000, 3, 32, 32])
     """
     name = os.fspath(name)
     if split not in ("train", "test"):

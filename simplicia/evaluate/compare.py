@@ -55,6 +55,10 @@ def compare(runs: list[str | Path]) -> dict[str, Any]:
 
     Online and offline accuracies, data sets, layers, temperatures and protocols never share a row. A cell has
     the fields in ``CELL``, or is None if the run lacks the measurement.
+
+    >>> path = run.write_result("knn", knn(run, train, test))
+    >>> "weighted kNN" in [row["protocol"] for row in compare([run.path])["rows"]]
+    True
     """
     columns, cells = [], []
     for run_dir in map(Path, runs):

@@ -72,7 +72,11 @@ _CHROMINANCE = [
 
 
 def names() -> list[str]:
-    """The corruptions, in the order in which they are usually listed."""
+    """The corruptions, in the order in which they are usually listed.
+
+    >>> names()[:3]
+    ['gaussian_noise', 'shot_noise', 'impulse_noise']
+    """
     return list(_LADDERS)
 
 
@@ -80,6 +84,9 @@ def corrupt(images: Tensor, name: str, severity: int, generator: torch.Generator
     """Images (N, 3, H, W) in [0, 1], corrupted: float32, same shape, in [0, 1].
 
     ``generator`` is of the images' device; equal generators give equal images.
+
+    >>> corrupt(torch.rand(4, 3, 32, 32), "fog", severity=3).shape
+    torch.Size([4, 3, 32, 32])
     """
     if name not in _LADDERS:
         raise unknown("corruption", name, _LADDERS)

@@ -31,6 +31,10 @@ def load_labelled(
     """Load labelled train and test images: the run's own data set, or another one.
 
     If the evaluation ``can_stream``, images are streamed if the run's were, or if memory cannot hold them.
+
+    >>> train, test = load_labelled(run, "digits")
+    >>> len(train), test.classes[:2]
+    (1438, ('0', '1'))
     """
     recipe = run.recipe if isinstance(run, Run) else run
     name, directory = data or recipe.data, data_dir or recipe.data_dir

@@ -237,6 +237,11 @@ def finetune(
     """Test accuracy of the fine-tuned run, through SEM if it has one, or of its encoder (``layer``).
 
     ``keep`` is called with the classifier, as that of ``probe``.
+
+    >>> splits = Splits(train, test, test, False)
+    >>> result = finetune(run, splits, settings=FinetuneSettings(lrs=(0.01,), steps=1, batch_size=8))
+    >>> result.layer, 0 <= result.accuracy <= 100
+    ('sem', True)
     """
     settings = settings or FinetuneSettings()
     settings.validate()
@@ -264,6 +269,10 @@ def semi(
     """Top-1 and top-5 test accuracy after fine-tuning on a share of the labels, or on a list of images.
 
     ``keep`` is called with the classifier, as that of ``probe``.
+
+    >>> few = SemiSettings(fraction=0.1, lrs=(0.01,), epochs=(1,), temperatures=(1.0,), batch_size=8)
+    >>> semi(run, train, test, settings=few).top5_accuracy <= 100
+    True
     """
     settings = settings or SemiSettings()
     settings.validate()

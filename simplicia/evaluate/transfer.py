@@ -87,7 +87,11 @@ class Splits(NamedTuple):
 def load_splits(
     run: Run | Recipe, data: str | None = None, data_dir: str | None = None, share: float = 0.1, seed: int = 0
 ) -> Splits:
-    """Load train, val and test images; a data set without a val split holds out a share of train."""
+    """Load train, val and test images; a data set without a val split holds out a share of train.
+
+    >>> load_splits(run, "digits").val_is_own
+    False
+    """
     recipe = run.recipe if isinstance(run, Run) else run
     train, test = load_labelled(recipe, data, data_dir)
     name, directory = data or recipe.data, data_dir or recipe.data_dir
@@ -195,7 +199,12 @@ def transfer(
     network: str = "online",
     quiet: bool = True,
 ) -> Result:
-    """Test accuracy of the chosen classifier: top-1, and the mean over classes."""
+    """Test accuracy of the chosen classifier: top-1, and the mean over classes.
+
+    >>> splits = Splits(train, test, test, False)
+    >>> transfer(run, splits, "encoder", settings=TransferSettings(regularisers=2, weakest=1.0)).layer
+    'encoder'
+    """
     start = time.monotonic()
     settings = settings or TransferSettings()
     settings.validate()

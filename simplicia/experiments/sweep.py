@@ -55,6 +55,11 @@ def sweep(
     ``prune`` stops trials whose online probe is below the median of the others (default: in a search).
     ``resume`` continues the sweep in ``out``; what is not given again stays as it was. ``retry`` tries its
     failed trials again.
+
+    >>> small = {"data": "digits", "epochs": 1, "batch_size": 200, "image_size": 8, "probe_epochs": 1}
+    >>> result = sweep("shapes-byol", grid={"optim.lr": [0.1]}, out="sweeps/lr", quiet=True, **small)
+    >>> result["best"]["settings"]
+    {'optim.lr': 0.1}
     """
     try:
         import optuna

@@ -63,7 +63,9 @@ function chart(figure) {
     event.preventDefault();
     show(moves[event.key]);
   };
-  figure.querySelector(".numbers").ontoggle = (event) => {
+  const numbers = figure.querySelector(".numbers");
+  numbers.open = matchMedia("(min-width: 976px)").matches && figure.matches(".figures > :last-child:nth-child(odd)");
+  numbers.ontoggle = (event) => {
     if (event.target.childElementCount > 1) return; // filled when first opened
     const head = make("tr", {}, ...[unit, ...series.map((line) => line.name)].map((name) => make("th", {}, name)));
     const rows = sorted("x").map((x) => {

@@ -32,13 +32,21 @@ Analyses = Sequence[tuple[Analysis, Path]]  # each with the folder it lies in
 
 
 def write(analyses: Analyses, out: str | Path) -> Path:
-    """Write the page of analyses."""
+    """Write the page of analyses.
+
+    >>> write([analyze(run, images=60, fit_images=100, quiet=True)], "page.html").name
+    'page.html'
+    """
     # names of files need not be UTF-8
     return write_file(Path(out), page(analyses).encode("utf-8", "replace"), "the page")
 
 
 def page(analyses: Analyses) -> str:
-    """The page as text."""
+    """The page as text.
+
+    >>> "<h1>shapes-byol-sem</h1>" in page([analyze(run, images=60, fit_images=100, quiet=True)])
+    True
+    """
     runs = figures.name_runs([_mailable(analysis) for analysis, _ in analyses])
     sheets, missing = _sheets(analyses)
     charts = {section: [layout(chart) for chart in part] for section, part in figures.charts(runs).items()}

@@ -140,9 +140,10 @@ def _simplices(analysis: Analysis) -> Iterator[Row]:
     yield "duplicate vertices", number(atlas.duplicate_vertices, "{:,}", vertices)
     yield "simplices with one code only", number(atlas.constant_simplices, "{:,}", simplices)
     yield "duplicate simplices", number(atlas.duplicate_simplices, "{:,}", simplices)
-    note = "nats" if atlas.class_entropy is None else f"nats of {atlas.class_entropy:.3f}"
-    information = (atlas.simplex_information or {}).get("mean")
-    yield "mean information of a simplex about the class", number(information, "{:.3f}", note)
+    if atlas.simplex_information is not None:
+        note = "nats" if atlas.class_entropy is None else f"nats of {atlas.class_entropy:.3f}"
+        information = atlas.simplex_information.get("mean")
+        yield "mean information of a simplex about the class", number(information, "{:.3f}", note)
 
 
 def _ranks(analysis: Analysis) -> Iterator[Row]:

@@ -269,6 +269,26 @@ def test_a_class_that_shares_no_feature_says_so(runs, visit, tmp_path):
     assert "none of its 5 features is shared with another class" in page.locator(".choice").text_content()
 
 
+def test_the_first_screen_shows_all_of_the_best_simplices(runs, visit):
+    page = visit(runs["sem"] / "report.html")
+    best = page.locator(".best > li")
+    assert best.count() == 6
+    assert page.evaluate("document.querySelector('.best').getBoundingClientRect().bottom") <= 900
+
+
+def test_a_chart_without_a_neighbour_has_its_numbers_there(runs, visit):
+    page = visit(runs["sem"] / "report.html")
+    assert page.locator("#training .chart").count() % 2 == 1
+    chart = page.locator("[data-chart=online]")
+    chart.locator(".numbers table").wait_for()
+    assert values(chart.locator(".numbers td [data-value]"))[:2] == [6.25, 12.5]
+    drawing, numbers = (chart.locator(part).bounding_box() for part in ("> svg", ".numbers"))
+    assert numbers["x"] > drawing["x"] + drawing["width"] and numbers["y"] < drawing["y"]
+    assert page.locator(".numbers[open]").count() == 1
+    page = visit(runs["sem"] / "report.html", viewport={"width": 390, "height": 800})
+    assert page.locator(".numbers[open]").count() == 0
+
+
 def test_print_is_light_and_hides_interactive_elements(runs, visit):
     page = visit(runs["sem"] / "report.html", color_scheme="dark")
     page.click("#theme")

@@ -345,7 +345,7 @@ def test_an_unlabelled_run_speaks_of_images_and_clusters(runs):
     section = text[text.index('id="overview"') : text.index('id="warnings"')]
     words = re.sub("<[^>]*>", "", section)
     assert "without labels" in words and "cluster" in words and "class" not in words
-    assert "Find a feature" in text
+    assert "Find a feature" in text and "about the class" not in text
 
 
 def test_one_point_draws_no_line_and_the_spectrum_ends_at_rounding_errors(runs):
