@@ -12,9 +12,10 @@ from simplicia.train.recipe import Recipe
 from simplicia.version import __version__
 
 project, author, release = "Simplicia", "Simplicia contributors", __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks are committed with their outputs
 exclude_patterns = ["reference/README.md"]
 html_theme, html_title, html_show_sourcelink = "furo", f"Simplicia {__version__}", False
 html_copy_source = False

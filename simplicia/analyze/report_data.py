@@ -21,7 +21,7 @@ from typing import Any, Self, dataclass_transform
 from simplicia.analyze.model_cost import COUNTS, cost
 from simplicia.errors import UserError
 from simplicia.files import write_file
-from simplicia.result import Record, Result
+from simplicia.result import Record, Result, is_number
 from simplicia.run import Run
 from simplicia.settings import as_dict
 from simplicia.train.run_dir import read_log
@@ -339,5 +339,8 @@ def _columns(lines: list[dict[str, Any]]) -> dict[str, Column]:
     """A list for each number, of at most POINTS lines evenly spread, including the first and the last."""
     if len(lines) > POINTS:
         lines = [lines[round(i * (len(lines) - 1) / (POINTS - 1))] for i in range(POINTS)]
-    numbers = (key for line in lines for key, value in line.items() if isinstance(value, int | float))
-    return {key: [line.get(key) for line in lines] for key in dict.fromkeys(numbers)}
+    lines = [{key: value for key, value in line.items() if is_number(value)} for line in lines]
+    lines = [line for line in lines if "step" in line]
+    return {
+        key: [line.get(key) for line in lines] for key in dict.fromkeys(key for line in lines for key in line)
+    }

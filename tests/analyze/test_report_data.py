@@ -318,6 +318,16 @@ def test_user_errors_exit_with_status_2_and_a_message(runs, tmp_path, capsys):
     assert main(["analyze", str(tmp_path)]) == 2
 
 
+def test_curves_hold_numbers_alone(tmp_path):
+    lines = [{"step": i, "loss": loss} for i, loss in enumerate([1.5, "<b>", {"a": 1}, 10**400, 2.5])]
+    lines.append({"step": 10**400, "loss": 1.0})
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert Log.of(tmp_path / "log.jsonl").train == {
+        "step": [0, 1, 2, 3, 4],
+        "loss": [1.5, None, None, None, 2.5],
+    }
+
+
 def test_truncated_logs_and_malformed_results_are_read(tmp_path):
     log = tmp_path / "log.jsonl"
     lines = [json.dumps({"step": i, "loss": i / 2, "effective_rank": 1.5}) for i in range(1000)]
