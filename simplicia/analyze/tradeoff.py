@@ -16,7 +16,9 @@ from torch import Tensor
 from simplicia.analyze.bound import expressivity, expressivity_base, expressivity_supremum, gap_term
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
+from simplicia.evaluate import logistic
 from simplicia.evaluate.features import encoder_features
+from simplicia.evaluate.logistic import Dense, Fit
 from simplicia.provenance import versions
 from simplicia.run import Run
 from simplicia.sem import SimplicialEmbedding, simplicial
@@ -41,7 +43,8 @@ def tradeoff(
     """Each term of Theorem 1 at each temperature, and without the softmax (temperature None).
 
     On at most ``samples`` images, paired at random several times: every simplex on whose code a pair agrees
-    counts. With labels a logistic regression is trained (L2 penalty of weight 1, as scikit-learn has it).
+    counts. With labels a logistic regression is trained (L2 penalty of weight 1, as scikit-learn has it) and
+    tested, on the classes of those images.
     """
     start, run = time.monotonic(), run.in_64_bits()
     sem = run.network(network).bottleneck
@@ -67,6 +70,7 @@ def tradeoff(
     layers += [lambda z, t=t: simplicial(z, sem.vertices, t) for t in temperatures]
     measured, agreeing = _largest_distances(sem, features, layers, generator)
     held = sample(test) if test is not None else None
+    classes = torch.empty(0) if labels is None else labels.unique()  # the sample may lack some
     rows: list[dict[str, Any]] = []
     for temperature, layer, largest in zip([None, *temperatures], layers, measured, strict=True):
         row: dict[str, Any] = {"temperature": temperature, "measured": largest}
@@ -76,12 +80,14 @@ def tradeoff(
             point = sem.vertices, temperature / scale, margins["least"]
             row |= {"supremum": expressivity_supremum(*point), "bound": expressivity(*point)}
         if labels is not None:
-            x = layer(sem.logits(features))
-            weight, bias, row["train_loss"] = logistic(x, labels, len(train.classes))
-            row["lipschitz"] = lipschitz(weight)
+            x, y = Dense(layer(sem.logits(features))), torch.searchsorted(classes, labels)
+            (fitted,) = logistic.fit(x, y, len(classes), [1.0])
+            row["train_loss"] = _loss(fitted, x, y)
+            row["lipschitz"] = lipschitz(fitted.weight)
             if held is not None and held[1] is not None:
-                scores = F.linear(layer(sem.logits(held[0])), weight, bias)
-                row["test_loss"] = F.cross_entropy(scores, held[1]).item()
+                known = torch.isin(held[1], classes)
+                x, y = Dense(layer(sem.logits(held[0][known]))), torch.searchsorted(classes, held[1][known])
+                row["test_loss"] = _loss(fitted, x, y)
             row["term"] = gap_term(largest, sem.simplices, row["lipschitz"])
         rows.append(row)
     return {
@@ -139,29 +145,11 @@ def _largest_distances(
     return best.tolist(), int(agreeing)
 
 
+def _loss(fitted: Fit, x: Dense, labels: Tensor) -> float:
+    """The mean cross-entropy of a classifier."""
+    return F.cross_entropy(x.times(fitted.weight) + fitted.bias, labels).item()
+
+
 def lipschitz(weight: Tensor) -> float:
-    """A Lipschitz constant of a linear classifier's loss: sqrt(2) times its largest singular value."""
+    """A Lipschitz constant of the loss of a linear classifier (features, classes): sqrt(2) times its norm."""
     return math.sqrt(2) * torch.linalg.matrix_norm(weight, 2).item()
-
-
-def logistic(x: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, float]:
-    """Weight, bias and cross-entropy of a logistic regression: sum of losses + |weight|^2 / 2, by L-BFGS."""
-    weight = torch.zeros(classes, x.shape[1], device=x.device, requires_grad=True)
-    bias = torch.zeros(classes, device=x.device, requires_grad=True)
-    solver = torch.optim.LBFGS(
-        [weight, bias],
-        max_iter=200,
-        tolerance_grad=1e-6,
-        history_size=10,  # each step of it is two weights: 100 classes on 65,000 features are 52 MB
-        line_search_fn="strong_wolfe",
-    )
-
-    def objective() -> Tensor:
-        solver.zero_grad()
-        loss = F.cross_entropy(F.linear(x, weight, bias), labels) + weight.square().sum() / (2 * len(x))
-        loss.backward()
-        return loss
-
-    solver.step(objective)  # with gradients, even where they are disabled
-    weight, bias = weight.detach(), bias.detach()
-    return weight, bias, F.cross_entropy(F.linear(x, weight, bias), labels).item()

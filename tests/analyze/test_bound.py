@@ -16,9 +16,11 @@ import simplicia
 from simplicia import SimplicialEmbedding, cli
 from simplicia.analyze import expressivity, expressivity_base, expressivity_supremum
 from simplicia.analyze.bound import gap_term, lemma6, lemma6_largest_margin
-from simplicia.analyze.tradeoff import lipschitz, logistic, tradeoff
+from simplicia.analyze.tradeoff import lipschitz, tradeoff
 from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
+from simplicia.evaluate import logistic
+from simplicia.evaluate.logistic import Dense
 from simplicia.run import Run
 from simplicia.settings import with_changes
 from simplicia.train import recipes
@@ -227,6 +229,18 @@ def test_the_test_loss_samples_all_test_images(run):
     assert min(first, second) < both < max(first, second)
 
 
+@pytest.mark.parametrize("missing", [[2], [1, 2]])
+def test_classes_that_the_sample_lacks_are_not_tested(run, missing):
+    train, test = images(90, 1), images(60, 2)
+    kept = ~torch.isin(test.labels, torch.tensor(missing))
+    some = dataclasses.replace(test, images=test.images[kept], labels=test.labels[kept])
+    sample = ~torch.isin(train.labels, torch.tensor(missing))
+    train = dataclasses.replace(train, images=train.images[sample], labels=train.labels[sample])
+    every, known = (tradeoff(run, train, each, temperatures=(1.0,))["rows"][1] for each in (test, some))
+    assert every["test_loss"] == known["test_loss"] < math.log(3)
+    assert every["train_loss"] == known["train_loss"] < math.log(3)
+
+
 def test_one_vertex_has_no_margin(tmp_path):
     recipe = with_changes(recipes.get("shapes-byol-sem"), {"sem.simplices": 4, "sem.vertices": 1})
     alone = Run(tmp_path, recipe, recipe.build(), {"step": 0, "total_steps": 1})
@@ -240,26 +254,14 @@ def test_the_lipschitz_constant_of_the_loss_is_attained():
     features = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     labels = (features[:, 0] > 0).long()
     logits = sem.logits(features).detach()
-    weight, bias, _ = logistic(logits, labels, 2)
+    (fitted,) = logistic.fit(Dense(logits), labels, 2, [1.0])
+    weight, bias = fitted.weight.T, fitted.bias
     along = (weight[1] - weight[0]) / (weight[1] - weight[0]).norm()
     steps = torch.stack([along * 50, along * 51])
     first, second = torch.nn.functional.cross_entropy(
         torch.nn.functional.linear(steps, weight, bias), torch.tensor([0, 0]), reduction="none"
     )
-    assert (second - first).item() == pytest.approx(lipschitz(weight), rel=1e-3)
-
-
-def test_the_classifier_matches_scikit_learn():
-    from sklearn.linear_model import LogisticRegression
-
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(80, 6, generator=generator)
-    labels = (x[:, :3] + 0.5 * torch.randn(80, 3, generator=generator)).argmax(1)
-    weight, _, loss = logistic(x, labels, 3)
-    theirs = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(x.numpy(), labels.numpy())
-    np.testing.assert_allclose(weight, theirs.coef_ - theirs.coef_.mean(0), atol=2e-3)
-    chances = theirs.predict_proba(x.numpy())[np.arange(80), labels.numpy()]
-    assert loss == pytest.approx(-np.log(chances).mean(), rel=1e-3)
+    assert (second - first).item() == pytest.approx(lipschitz(fitted.weight), rel=1e-3)
 
 
 def test_command_prints_writes_and_draws(run, tmp_path, capsys):
