@@ -162,6 +162,15 @@ def test_options_take_underscores_and_former_names_but_do_not_show_them(capsys):
     assert "views.jitter_prob is 2" in former
 
 
+def test_every_setting_of_a_recipe_has_a_group_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["pretrain", "shapes-byol", "--help-all"])
+    page = capsys.readouterr().out
+    assert "\nsettings:" not in page and "\ntraining:" in page
+    training = page.partition("\ntraining:")[2].partition("\n\n")[0]
+    assert "--process-batch-size" in training
+
+
 @pytest.mark.parametrize("method", methods.names())
 def test_every_setting_is_explained(method, capsys):
     with pytest.raises(SystemExit):
