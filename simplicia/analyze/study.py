@@ -23,7 +23,7 @@ from simplicia.data import datasets, inputs
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
-from simplicia.evaluate.features import load_split, smallest_integer
+from simplicia.evaluate.features import check_finite, load_split, smallest_integer
 from simplicia.evaluate.make_result import data_suffix
 from simplicia.files import write_errors, write_file
 from simplicia.neighbours import cosine
@@ -175,10 +175,7 @@ class Study:
 
     def _encode(self, text: str, images: Tensor) -> Tensor:
         parts = [self.net.encoder(self.run.view(part)).float() for part in self._batches(text, images)]
-        features = torch.cat(parts)
-        if not features.isfinite().all():
-            raise UserError(f"{self.run.path} gives features that are not finite; its training diverged")
-        return features
+        return check_finite(self.run, torch.cat(parts))
 
     def _show(self, rows: list[int]) -> list[int]:
         """The indices in the split of analysed images, which get thumbnails."""

@@ -3,12 +3,10 @@
 import csv
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import layout
 from simplicia.data.sources import pyarrow
 from simplicia.errors import UserError, printable
-from simplicia.evaluate.features import MAPPED_BYTES, load_split
+from simplicia.evaluate.features import MAPPED_BYTES, check_finite, load_split, mapped
 from simplicia.files import atomic_write, write_errors
 from simplicia.progress import Progress
 from simplicia.representation import patch_codes, represent
@@ -70,13 +68,9 @@ def encode(
         stores: dict[str, _Store] = {}
         for numbers, pixels in _batches(sets, unreadable):
             view = run.view(pixels)
-            features = net.encoder(view)  # once for all layers
-            if not features.isfinite().all():  # codes would not show it
-                raise UserError(f"{run.path} gives features that are not finite; its training diverged")
+            features = check_finite(run, net.encoder(view))  # once for all layers; codes would not show it
             for layer in checked:
-                x = _represent(net, view, features, layer, temperature)
-                if not np.isfinite(x).all():
-                    raise UserError(f"{run.path} gives features that are not finite; its training diverged")
+                x = check_finite(run, _represent(net, view, features, layer, temperature)).cpu().numpy()
                 x = x.astype(_smallest(net.bottleneck.vertices)) if layer in ("codes", "tokens") else x
                 if layer not in stores:
                     stores[layer] = _Store(layer, x, count, out.parent)
@@ -139,10 +133,10 @@ def _write_parquet(path: Path, arrays: dict[str, np.ndarray], layers: list[str])
 FORMATS = {".npz": _write_npz, ".csv": _write_csv, ".parquet": _write_parquet}
 
 
-def _represent(net: Any, view: Tensor, features: Tensor, layer: str, temperature: float | None) -> np.ndarray:
+def _represent(net: Any, view: Tensor, features: Tensor, layer: str, temperature: float | None) -> Tensor:
     if layer == "tokens":
-        return patch_codes(net, view).cpu().numpy()
-    return represent(net, features, layer, temperature if layer == "sem" else None).cpu().numpy()
+        return patch_codes(net, view)
+    return represent(net, features, layer, temperature if layer == "sem" else None)
 
 
 class _Store:
@@ -162,13 +156,8 @@ class _Store:
                 f"layer {layer!r} of {count:,} images takes {size / 1e9:.0f} GB twice while it is written, "
                 f"and {str(folder)!r} has {free / 1e9:.0f} GB free{instead}"
             )
-        with write_errors(f"layer {layer!r}", folder), TemporaryFile(dir=folder) as file:
-            if hasattr(
-                os, "posix_fallocate"
-            ):  # writing to a mapped file on a full disk would end the process
-                os.posix_fallocate(file.fileno(), 0, size)
-            # the map keeps the file until it is no longer used
-            self.rows = np.memmap(file, first.dtype, "w+", shape=shape)
+        with write_errors(f"layer {layer!r}", folder):
+            self.rows = mapped(folder, shape, first.dtype)
 
     def add(self, x: np.ndarray) -> None:
         self.rows[self.done : self.done + len(x)] = x

@@ -127,7 +127,7 @@ def encoder_features(run: Run, images: Any, network: str = "online", can_map: bo
     if key in run.features and run.features[key][0] == version:
         return run.features[key][2]
     parts = tracked(images.split(256), "encoding images", len(images))
-    batches = (_finite(run, encoder(run.view(batch)).float()) for batch in parts)
+    batches = (check_finite(run, encoder(run.view(batch)).float()) for batch in parts)
     features = gather(batches, len(images)) if can_map else torch.cat(list(batches))
     run.features.pop(key, None)
     while len(run.features) >= CACHED_SETS:  # drop the oldest: with their images they may be gigabytes
@@ -145,16 +145,20 @@ def gather(batches: Iterator[Tensor], count: int) -> Tensor:
         return torch.cat([first, *batches])
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:  # the map keeps it until it is no longer used
-        if hasattr(os, "posix_fallocate"):  # writing to a mapped file on a full disk would end the process
-            os.posix_fallocate(file.fileno(), 0, 2 * math.prod(shape))
-        features = np.memmap(file, np.float16, "w+", shape=shape)
-    done = 0
+    features, done = mapped(folder, shape, np.float16), 0
     for batch in itertools.chain([first], batches):
         limit = torch.finfo(torch.half).max
         features[done : done + len(batch)] = batch.clamp(-limit, limit).half().cpu().numpy()
         done += len(batch)
     return torch.from_numpy(features)
+
+
+def mapped(folder: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array in a file without a name, which the map keeps until it is no longer used."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        if hasattr(os, "posix_fallocate"):  # writing to a mapped file on a full disk would end the process
+            os.posix_fallocate(file.fileno(), 0, math.prod(shape) * np.dtype(dtype).itemsize)
+        return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def pick(features: Tensor, indices: Tensor, device: torch.device) -> Tensor:
@@ -164,7 +168,8 @@ def pick(features: Tensor, indices: Tensor, device: torch.device) -> Tensor:
     return features[indices.to(features.device)].to(device).float()
 
 
-def _finite(run: Run, features: Tensor) -> Tensor:
+def check_finite(run: Run, features: Tensor) -> Tensor:
+    """The features; a UserError if some are not finite."""
     if not features.isfinite().all():
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
     return features
