@@ -8,9 +8,8 @@ from typing import Any
 from simplicia.analyze.report_data import Analysis, ShownVertex
 from simplicia.report.figures import describe
 from simplicia.report.tables import Cell, number
+from simplicia.train.monitor import LEAST_RANK, LEAST_SPREAD, ONE_HOT, UNIFORM
 
-COLLAPSED_SPREAD, COLLAPSED_RANK = 0.05, 2  # as the training warns
-UNIFORM, ONE_HOT = 0.995, 0.005  # shares of the largest entropy, ln V
 FEW = 0.02  # a share of unused vertices or simplices that is no problem
 CLASSES = 3  # named for each vertex
 
@@ -56,7 +55,7 @@ def _health(analysis: Analysis) -> Iterator[tuple[bool, str]]:
     run, atlas, entropy = analysis.run, analysis.atlas, analysis.entropy
     rank = min((layer.effective_rank for layer in analysis.spectrum.layers), default=None)
     spread = next((x for x in reversed(analysis.log.train.get("feature_std", [])) if x is not None), None)
-    if rank is not None and (rank < COLLAPSED_RANK or (spread is not None and spread < COLLAPSED_SPREAD)):
+    if rank is not None and (rank < LEAST_RANK or (spread is not None and spread < LEAST_SPREAD)):
         yield False, "Features collapsed: different images have nearly equal features."
     elif rank is not None:
         yield True, "Features did not collapse."

@@ -18,6 +18,9 @@ from simplicia.methods import Method, Output
 from simplicia.neighbours import vote
 from simplicia.sem import SimplicialEmbedding, entropy, simplicial
 
+LEAST_SPREAD, LEAST_RANK = 0.05, 2  # of the features; below, they collapsed
+ONE_HOT, UNIFORM = 0.005, 0.995  # shares of ln V; simplices whose entropy is outside have a problem
+
 
 class OnlineProbe:
     """Linear classifiers on the encoder's output and, with SEM, on the simplices; and kNN on the former.
@@ -160,22 +163,22 @@ def warnings(
 ) -> dict[str, str]:
     """A sentence for each problem that the figures of a batch show, by kind; ``images`` is its size."""
     problems = {}
-    if figures["feature_std"] < 0.05:
+    if figures["feature_std"] < LEAST_SPREAD:
         problems["collapse"] = (
             f"collapse: different images have nearly equal features (spread {figures['feature_std']:.3f}); "
             "a lower learning rate or a longer warm-up usually helps"
         )
-    elif figures["effective_rank"] < 2:
+    elif figures["effective_rank"] < LEAST_RANK:
         problems["collapse"] = f"collapse: the features use {figures['effective_rank']:.1f} directions"
     bottleneck = method.online.bottleneck
     late = step > 0.2 * total_steps
     if isinstance(bottleneck, SimplicialEmbedding) and bottleneck.vertices > 1 and late:
         share = figures["entropy"] / math.log(bottleneck.vertices)
-        if share > 0.995:
+        if share > UNIFORM:
             problems["uniform"] = (
                 f"simplices are uniform (entropy {share:.3f} of ln V): the temperature may be too high"
             )
-        elif share < 0.005:
+        elif share < ONE_HOT:
             problems["one-hot"] = (
                 f"simplices are one-hot (entropy {share:.3f} of ln V): the temperature may be too low"
             )
