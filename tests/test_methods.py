@@ -121,8 +121,7 @@ def test_projector_follows_the_bottlenecks_blocks(name):
 
 @pytest.mark.parametrize("name", methods.names())
 def test_entropy_weight_adds_the_mutual_information_of_images_and_vertices(name):
-    plain, weighted = build(name), build(name)
-    weighted.entropy_weight = 0.7
+    plain, weighted = build(name), build(name, entropy_weight=0.7)
     batch = views()
     torch.manual_seed(1)
     without = plain(batch)

@@ -262,9 +262,14 @@ def create(
     encoder: nn.Module,
     bottleneck: Bottleneck,
     second_temperature: Temperature | None = None,
+    entropy_weight: float = 0.0,
+    centred: bool = True,
     **options: Any,
 ) -> Method:
     """Build a method. ``second_temperature`` is the paper's tau' (None: the bottleneck's temperature).
+
+    ``entropy_weight`` is that of ``Method.entropy_penalty`` in the loss. With ``centred=False`` projectors
+    see the simplices p as in the paper, not p - 1/V.
 
     >>> encoder = simplicia.encoders.create("tiny")
     >>> sem = simplicia.bottlenecks.create("sem", encoder.out_features, simplices=8)
@@ -272,4 +277,9 @@ def create(
     >>> method([torch.randn(4, 3, 16, 16), torch.randn(4, 3, 16, 16)]).loss.shape
     torch.Size([])
     """
-    return _METHODS.create(name, encoder, bottleneck, second_temperature, **options)
+    method = _METHODS.create(name, encoder, bottleneck, second_temperature, **options)
+    method.entropy_weight = entropy_weight
+    for network in [] if centred else method.modules():
+        if isinstance(network, Network):
+            network.offset = 0.0
+    return method

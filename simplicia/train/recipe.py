@@ -13,7 +13,6 @@ from simplicia import bottlenecks, encoders, methods, settings
 from simplicia.data.augmentation import ViewSettings
 from simplicia.errors import UserError, is_out_of_memory, unknown
 from simplicia.files import atomic_write
-from simplicia.methods.base import Network
 from simplicia.settings import Formerly, Range, as_dict, from_dict
 from simplicia.train import checkpoint
 
@@ -267,19 +266,15 @@ class Recipe:
             raise UserError(f"this model cannot be built: {' '.join(str(error).split())[:300]}") from error
 
     def _build(self, given: torch.nn.Module | None) -> methods.Method:
-        encoder, bottleneck = self.trunk(given)
-        second = (
-            self.sem.second_temperature if "temperature" in bottlenecks.options(self.bottleneck) else None
+        has_temperature = "temperature" in bottlenecks.options(self.bottleneck)
+        return methods.create(
+            self.method,
+            *self.trunk(given),
+            self.sem.second_temperature if has_temperature else None,
+            self.sem.entropy_weight,
+            self.sem.centred,
+            **methods.converted(self.method, self.options),
         )
-        method = methods.create(
-            self.method, encoder, bottleneck, second, **methods.converted(self.method, self.options)
-        )
-        method.entropy_weight = self.sem.entropy_weight
-        if not self.sem.centred:
-            for part in method.modules():
-                if isinstance(part, Network):
-                    part.offset = 0.0
-        return method
 
     def trunk(self, given: torch.nn.Module | None = None) -> tuple[Any, Any]:
         """The encoder and the bottleneck, without the method's projector."""
