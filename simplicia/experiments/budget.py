@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from simplicia.analyze.model_cost import Cost, cost_of
-from simplicia.experiments.experiment import Cell, Experiment, Plan, plan
+from simplicia.experiments.experiment import Experiment, Plan, plan
 from simplicia.experiments.job import checkpoint_bytes
 from simplicia.train import recipes
 from simplicia.train.recipe import Recipe
@@ -51,7 +51,7 @@ class Budgets:
         given = [epochs or cell.changes.get("epochs", experiment.epochs) for cell in cells]
         plans = [plan(cell, experiment.data, epochs=n) for cell, n in zip(cells, given, strict=True)]
         # a run that trains as long as another takes the time of that one
-        clocks = [plan(_clock(cell), experiment.data, epochs=n) for cell, n in zip(cells, given, strict=True)]
+        clocks = [plan(cell.clock, experiment.data, epochs=n) for cell, n in zip(cells, given, strict=True)]
         unique = {run.folder: (run, clock) for run, clock in zip(plans, clocks, strict=True)}
         runs = [run for run, _ in unique.values()]
         timed_as = [clock for _, clock in unique.values()]
@@ -88,12 +88,3 @@ class Budgets:
         if key not in self._costs:
             self._costs[key] = cost_of(recipe)
         return self._costs[key]
-
-
-def _clock(cell: Cell) -> Cell:
-    """The cell whose steps take a cell's time."""
-    return (
-        cell
-        if cell.as_long_as is None
-        else replace(cell, recipe=cell.as_long_as, changes={}, cifar_changes={})
-    )

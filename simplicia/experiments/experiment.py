@@ -8,7 +8,7 @@ def embedder_width() -> Iterator[Cell]:
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,13 @@ class Cell:
     in_paper: bool = True
     baseline: str | None = None  # the cell without SEM that this one is compared with
     as_long_as: str | None = None  # train for the time that this recipe takes for the cell's epochs
+
+    @property
+    def clock(self) -> "Cell":
+        """The cell whose training takes this one's time: itself, or that of ``as_long_as``."""
+        if self.as_long_as is None:
+            return self
+        return replace(self, recipe=self.as_long_as, changes={}, cifar_changes={})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -110,10 +109,10 @@ class Job:
 
         A stored time decides about the epochs of a run that may have begun, so it is not measured again.
         """
-        base = replace(self.cell, recipe=self.cell.as_long_as, changes={}, cifar_changes={})
         given = {name: getattr(self.options, name) for name in ("batch_size", "data_dir")}
         own, other = (
-            plan(cell, self.session.data, epochs=TIMED_EPOCHS, **given) for cell in (self.cell, base)
+            plan(cell, self.session.data, epochs=TIMED_EPOCHS, **given)
+            for cell in (self.cell, self.cell.clock)
         )
         path = self.options.runs / "step-times" / f"{own.folder}.json"
         with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged file is measured again
