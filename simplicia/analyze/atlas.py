@@ -6,6 +6,7 @@ counts of (simplex, vertex, class).
 
 import math
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,7 +111,22 @@ class Atlas:
         for simplex, keys in enumerate(self.signature.view(self.shape[:2]).sort(1).values.tolist()):
             partitions[tuple(keys)].append(simplex)
         groups = [group for group in partitions.values() if len(group) > 1 and used[group[0]] > 1]
-        summary = AtlasSummary(
+        of_classes: dict[str, Any] = {}
+        if self.shape[2] > 1:
+            information = self.simplex_information()
+            share = self.table[0].sum(0).double() / self.images
+            parts = {"mean": information.mean(), "largest": information.max(), "smallest": information.min()}
+            best = information.argsort(descending=True, stable=True)[:MOST].tolist()
+            of_classes = {
+                "ranked_by": "information",
+                "class_entropy": -torch.special.xlogy(share, share).sum().item(),
+                "simplex_information": {name: value.item() for name, value in parts.items()},
+                "best_simplices": [
+                    {"simplex": i, "information": information[i].item(), "fired": fired[i].tolist()}
+                    for i in best
+                ],
+            }
+        return AtlasSummary(
             simplices=self.shape[0],
             vertices=self.shape[1],
             images=self.images,
@@ -120,19 +136,8 @@ class Atlas:
             duplicate_simplices=sum(len(group) - 1 for group in groups),
             duplicate_groups=groups[:MOST],
             used_vertices=torch.bincount(used, minlength=self.shape[1] + 1).tolist(),
+            **of_classes,
         )
-        if self.shape[2] > 1:
-            information = self.simplex_information()
-            share = self.table[0].sum(0).double() / self.images
-            summary.ranked_by = "information"
-            summary.class_entropy = -torch.special.xlogy(share, share).sum().item()
-            parts = {"mean": information.mean(), "largest": information.max(), "smallest": information.min()}
-            summary.simplex_information = {name: value.item() for name, value in parts.items()}
-            best = information.argsort(descending=True, stable=True)[:MOST].tolist()
-            summary.best_simplices = [
-                {"simplex": i, "information": information[i].item(), "fired": fired[i].tolist()} for i in best
-            ]
-        return summary
 
 
 def _information(table: Tensor) -> Tensor:

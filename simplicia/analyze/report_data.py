@@ -73,11 +73,15 @@ class RunFacts(Part):
         recipe, layers = run.recipe, list(run.layers())
         state = {name: run.state[name] for name in ("step", "total_steps", "seconds", "loss")}
         about = recipe.name, run.path.resolve().name, as_dict(recipe)
-        facts = cls(*about, finished=run.finished, layers=layers, **state)
-        if "sem" in layers:
-            facts.simplices, facts.vertices = recipe.sem.simplices, recipe.sem.vertices
-            facts.temperature = recipe.sem.temperature if recipe.bottleneck == "sem" else None
-        return facts
+        return cls(
+            *about,
+            **state,
+            finished=run.finished,
+            layers=layers,
+            simplices=recipe.sem.simplices if "sem" in layers else None,
+            vertices=recipe.sem.vertices if "sem" in layers else None,
+            temperature=recipe.sem.temperature if recipe.bottleneck == "sem" else None,
+        )
 
 
 class Provenance(Part):

@@ -75,16 +75,18 @@ def analyze(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; --out takes a folder")
     fit_images = fit_images or (FIT_ON_CPU if run.device.type == "cpu" else 10**9)
-    asked = report_data.Request(run.step, run.state["seconds"], name, images, fit_images, temperature)
     before = None
     with suppress(UserError):  # an incomplete one is measured again
         before = report_data.read(folder)
+    files = None
     if datasets.has_files(name):
         source = datasets.root(name, data_dir or run.recipe.data_dir)
         if source is not None:
-            asked.files = fingerprint(source)
+            files = fingerprint(source)
         elif before is not None and before.asked is not None:  # deleted files cannot have changed
-            asked.files = before.asked.files
+            files = before.asked.files
+    about = run.step, run.state["seconds"], name
+    asked = report_data.Request(*about, images, fit_images, temperature, files)
     is_known = not again and before is not None and before.asked == asked
     parts = vars(before) if is_known else Study(run, folder, asked, data_dir, quiet).measure()
     # results may have been added since, and the parts of the run are cheap to read
