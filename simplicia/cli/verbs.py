@@ -32,7 +32,9 @@ from simplicia.settings import LARGEST_COUNT, LARGEST_NUMBER, Option, Range, opt
 POSITIVE, NOT_NEGATIVE = Range(above=0), Range(low=0)
 # groups of a recipe's settings in --help-all; the others are "settings"
 GROUPS = {
-    "images": "data data_dir image_size view_size decode_size keep_aspect data_device data_threads max_unreadable",
+    "images": (
+        "data data_dir image_size view_size decode_size keep_aspect data_device data_threads max_unreadable"
+    ),
     "model": "method bottleneck encoder stem stem_padding",
     "training": "epochs batch_size process_batch_size precision seed init holdout",
     "log, checkpoints and online probes": (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from simplicia.data.augmentation import Views
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.devices import allow_variants
+from simplicia.distributed import send_large_gradients_in_half
 from simplicia.errors import UserError, unknown
 from simplicia.methods import Method, Output
 from simplicia.train.monitor import OnlineProbe
@@ -51,6 +52,8 @@ class Step:
 
     def setup(self) -> None:
         self.module, self.stepper = self.fabric.setup(self.method, self.optimizer)
+        if self.recipe.optim.reduce_bits == "16":
+            send_large_gradients_in_half(self.module)
 
     def __call__(self, step: int) -> Output:
         indices = self.prepare(step)
