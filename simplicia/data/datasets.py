@@ -127,6 +127,19 @@ def part(images: ImageSet, indices: Tensor) -> ImageSet:
     )
 
 
+def in_memory(images: ImageSet) -> ImageSet:
+    """The set with streamed images decoded; a UserError if memory cannot hold them."""
+    if not images.streamed:
+        return images
+    if not fits_memory(len(images), images.images.size):
+        needed = images.images.nbytes / 1e9
+        raise UserError(
+            f"{len(images):,} images of {images.name} take {needed:,.1f} GB once decoded, "
+            "more than half of the free memory; name a folder in SIMPLICIA_CACHE to keep them on disk"
+        )
+    return replace(images, images=images.images.to("cpu"))
+
+
 def split(images: ImageSet, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
     """Two sets: the images that remain, and the `share` of each class that ``held_out`` chooses."""
     if images.labels is None:
@@ -255,11 +268,14 @@ def load(
 
 
 def validation(
-    name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, size: int | None = None
+    name: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str] | None = None,
+    size: int | None = None,
+    stream: bool | None = False,
 ) -> ImageSet | None:
     """The val images of a registered data set or of a folder; None if it has no such split."""
     read = _find(os.fspath(name)).validation
-    return None if read is None else read(ReadOptions(resolve_data_dir(data_dir), size))
+    return None if read is None else read(ReadOptions(resolve_data_dir(data_dir), size, stream=stream))
 
 
 def root(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:
