@@ -23,7 +23,8 @@ from torch import Tensor
 from simplicia.data.augmentation import Triple, center_crop_squeezed
 from simplicia.data.decoding import decode_files, fits_memory, suitable_size
 from simplicia.data.folder import EXTENSIONS, TEST_FOLDERS, Entry, Layout, Listing, layout, list_images
-from simplicia.data.sources import Source, from_listing, has_shards, indexed, open_source, stream_layout
+from simplicia.data.source_index import has_shards, indexed, open_source, stream_layout
+from simplicia.data.sources import Source, from_listing
 from simplicia.data.streaming import MOST_UNREADABLE, StreamedImages
 from simplicia.errors import UserError, unknown
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
-from simplicia.data.sources import cache_folder
+from simplicia.data.source_index import cache_folder
 from simplicia.errors import UserError
 from simplicia.progress import SHOWN, Counter, say, tracked
 from simplicia.run import Run
