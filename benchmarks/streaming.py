@@ -25,7 +25,7 @@ from PIL import Image
 
 from simplicia.data import image_files
 from simplicia.data.augmentation import ViewSettings
-from simplicia.data.streaming import centre_square, crop_encoded, random_box
+from simplicia.data.crops import centre_square, crop_encoded, random_box
 from simplicia.devices import choose
 from simplicia.provenance import commit, versions
 

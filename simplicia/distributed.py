@@ -17,12 +17,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from simplicia.errors import Failed, Interrupted, UserError
 
 T = TypeVar("T")
 PATIENT = timedelta(days=1)  # of collectives: a process may be slow, and ``watched_peers`` finds dead ones
+LARGE = 1 << 22  # numbers in a matrix whose gradient may be sent in 16 bits
 
 
 def world_size() -> int:
@@ -72,6 +73,19 @@ def agreed(x: Tensor) -> Tensor:
     x = x.contiguous().clone()
     dist.broadcast(x, 0)
     return x
+
+
+def send_large_gradients_in_half(module: nn.Module) -> None:
+    """Let DDP average its buckets that hold a large matrix in bf16, and the others in 32 bits."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    def send(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        is_large = any(p.numel() >= LARGE for p in bucket.parameters())
+        return (default_hooks.bf16_compress_hook if is_large else default_hooks.allreduce_hook)(group, bucket)
+
+    for part in module.modules():
+        if isinstance(part, nn.parallel.DistributedDataParallel):
+            part.register_comm_hook(None, send)
 
 
 def from_leader(work: Callable[[], T]) -> T:

@@ -23,7 +23,7 @@ from simplicia.data import datasets, inputs
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
-from simplicia.evaluate.features import check_finite, load_split, smallest_integer
+from simplicia.evaluate.features import check_finite, load_split, smallest_integer, stream_of
 from simplicia.evaluate.make_result import data_suffix
 from simplicia.files import write_errors, write_file
 from simplicia.neighbours import cosine
@@ -34,6 +34,7 @@ from simplicia.run import Run
 from simplicia.sem import simplicial
 
 FIT_ON_CPU = 5000  # training images: minutes instead of an hour for 65,000 features
+FIT_ON_GPU = 100_000  # whose features fit into memory
 BATCH = 256
 TEMPERATURES = (0.01, 0.1, 1.0)  # of the entropies, besides the run's own
 PRECISION_AT = (1, 2, 5, 10, 20, 50)
@@ -62,8 +63,8 @@ def analyze(
     """Analyse a run on its test images (on its training images if those have no labels), and write a folder.
 
     ``images`` is the most images to look at, ``fit_images`` the most training images for the linear
-    classifiers (default: all; on a CPU 5,000). Returns the content of ``analysis.json``, and the folder. An
-    existing analysis is repeated only if the checkpoint, the files or the options changed.
+    classifiers (default: 100,000; on a CPU 5,000). Returns the content of ``analysis.json``, and the folder.
+    An existing analysis is repeated only if the checkpoint, the files or the options changed.
 
     >>> analysis, folder = analyze(run, images=60, fit_images=100, quiet=True)
     >>> folder.name
@@ -74,7 +75,7 @@ def analyze(
     folder = Path(out) if out is not None else folder_of(run, data)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; --out takes a folder")
-    fit_images = fit_images or (FIT_ON_CPU if run.device.type == "cpu" else 10**9)
+    fit_images = fit_images or (FIT_ON_CPU if run.device.type == "cpu" else FIT_ON_GPU)
     before = None
     with suppress(UserError):  # an incomplete one is measured again
         before = report_data.read(folder)
@@ -376,7 +377,7 @@ def write_thumbnails(data: ImageSet, indices: list[int], folder: Path) -> report
 
 def _originals(data: ImageSet, indices: list[int]) -> Tensor:
     """The images that thumbnails show: decoded from their files again if the run sees smaller ones."""
-    images = data.images[indices]
+    images = data.images[indices].to("cpu")  # streamed ones are decoded
     if not (data.files and data.source) or min(images.shape[2:]) >= TILE:
         return images
     try:
@@ -390,10 +391,11 @@ def _image_sets(run: Run, name: str, data_dir: str | None) -> tuple[ImageSet | N
     """The labelled training images, if there are any, the images to look at, and their split."""
     size = datasets.decoded_size(name, run.recipe.actual_decode_size)
     root = data_dir or run.recipe.data_dir
-    train = load_split(name, "train", root, size)
+    stream = stream_of(run, name)
+    train = load_split(name, "train", root, size, stream)
     if train.labels is None:
         return None, train, "train"
-    test = load_split(name, "test", root, size)
+    test = load_split(name, "test", root, size, stream)
     return (None if test.labels is None else train), test, "test"
 
 

@@ -18,7 +18,7 @@ def analyze(
     *,
     temperature: Temperature = None,
     images: Annotated[int, "largest number of images", POSITIVE] = 10_000,
-    fit_images: Annotated[int | None, "training images to fit on (default: all; CPU: 5000)", POSITIVE] = None,
+    fit_images: Annotated[int | None, "most images to fit on (default: 100000; CPU: 5000)", POSITIVE] = None,
     out: Annotated[str | None, "folder, for one run (default: analysis or analysis-NAME in RUN)"] = None,
     figures: Annotated[str | None, "folder for figures as SVG, PNG and CSV"] = None,
     again: Annotated[bool, "repeat an analysis of the same checkpoint"] = False,

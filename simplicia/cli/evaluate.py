@@ -35,11 +35,11 @@ class Measure(verbs.Images):
     network: verbs.Network = "online"
     json: Annotated[OutputFile | None, "file for the numbers (default: in the run)"] = None
 
-    def labelled(self, run: "Run", can_stream: bool = False) -> "tuple[ImageSet, ImageSet]":
+    def labelled(self, run: "Run") -> "tuple[ImageSet, ImageSet]":
         """Training and test images with labels."""
         from simplicia.evaluate.features import load_labelled
 
-        return load_labelled(run, self.data, self.data_dir, can_stream)
+        return load_labelled(run, self.data, self.data_dir)
 
     def finish(
         self,
@@ -88,7 +88,7 @@ def probe(
     layer = run.check_layer(given.layer)
     _check_temperatures(settings, layer)
     run.network(given.network)
-    train, test = given.labelled(run, can_stream=True)
+    train, test = given.labelled(run)
     trained: list[Classifier] = []
     with progress_bar(layer, how, quiet) as progress:
         result = probe(run, train, test, layer, how, given.network, progress, trained.append)
@@ -135,9 +135,7 @@ def knn(
 
     run = load_run(given.run, given.device)
     layer = run.check_layer(given.layer)
-    result = knn(
-        run, *given.labelled(run, can_stream=True), layer, temperature, k or K, network=given.network
-    )
+    result = knn(run, *given.labelled(run), layer, temperature, k or K, network=given.network)
     title = f"{plural(result['k'], 'nearest neighbour')}, {_images(result)}, {result['network']} network"
     given.finish(run, "knn", result, title, ["layer", "temperature", TEST, TOP5])
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from simplicia.data.augmentation import Triple, center_crop_squeezed
 from simplicia.data.decoding import decode_files, fits_memory, suitable_size
 from simplicia.data.folder import EXTENSIONS, TEST_FOLDERS, Entry, Layout, Listing, layout, list_images
-from simplicia.data.sources import Source, from_listing, has_shards, indexed, open_source, stream_layout
+from simplicia.data.source_index import has_shards, indexed, open_source, stream_layout
+from simplicia.data.sources import Source, from_listing
 from simplicia.data.streaming import MOST_UNREADABLE, StreamedImages
 from simplicia.errors import UserError, unknown
 
@@ -125,6 +126,19 @@ def part(images: ImageSet, indices: Tensor) -> ImageSet:
         aspect_ratios=None if images.aspect_ratios is None else images.aspect_ratios[indices],
         files=files,
     )
+
+
+def in_memory(images: ImageSet) -> ImageSet:
+    """The set with streamed images decoded; a UserError if memory cannot hold them."""
+    if not images.streamed:
+        return images
+    if not fits_memory(len(images), images.images.size):
+        needed = images.images.nbytes / 1e9
+        raise UserError(
+            f"{len(images):,} images of {images.name} take {needed:,.1f} GB once decoded, "
+            "more than half of the free memory; name a folder in SIMPLICIA_CACHE to keep them on disk"
+        )
+    return replace(images, images=images.images.to("cpu"))
 
 
 def split(images: ImageSet, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
@@ -255,11 +269,14 @@ def load(
 
 
 def validation(
-    name: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None, size: int | None = None
+    name: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str] | None = None,
+    size: int | None = None,
+    stream: bool | None = False,
 ) -> ImageSet | None:
     """The val images of a registered data set or of a folder; None if it has no such split."""
     read = _find(os.fspath(name)).validation
-    return None if read is None else read(ReadOptions(resolve_data_dir(data_dir), size))
+    return None if read is None else read(ReadOptions(resolve_data_dir(data_dir), size, stream=stream))
 
 
 def root(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path | None:

@@ -61,9 +61,9 @@ def decode_files(
             results = executor.map(lambda path: _try_decode(path, size, keep_aspect), files[first:])
             for i, result in enumerate(results, first):
                 if isinstance(result, Exception):
-                    reason, permanent = explain(result)
+                    permanent = not isinstance(result, MemoryError) and getattr(result, "errno", None) is None
                     report.permanent = report.permanent and permanent
-                    outcome: Outcome = reason
+                    outcome: Outcome = explain(result)
                 else:
                     image, outcome = result
                     images[len(report.readable)] = image.transpose(2, 0, 1)
@@ -96,14 +96,13 @@ def _try_decode(path: Path, size: int, keep_aspect: bool) -> tuple[np.ndarray, f
         return error
 
 
-def explain(error: Exception) -> tuple[str, bool]:
-    """Why a file could not be read, and whether the file itself is the reason."""
+def explain(error: Exception) -> str:
+    """Why an image could not be decoded."""
     from PIL import UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
-        return "not an image of a known format", True
-    permanent = not isinstance(error, MemoryError) and getattr(error, "errno", None) is None
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__, permanent
+        return "not an image of a known format"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def suitable_size(count: int, open_file: Callable[[int], Any]) -> int:

@@ -13,17 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from simplicia.data.crops import crop_encoded
+from simplicia.data.decoding import explain
 from simplicia.data.folder import EXTENSIONS
-from simplicia.data.sources import (
-    CLASSES,
-    INDEX,
-    Source,
-    from_shards,
-    open_source,
-    save_packed,
-    stream_layout,
-)
-from simplicia.data.streaming import MOST_UNREADABLE, crop_encoded, default_threads, explain
+from simplicia.data.source_index import INDEX, open_source, save_packed, stream_layout
+from simplicia.data.sources import CLASSES, Source, from_shards
+from simplicia.data.streaming import MOST_UNREADABLE, default_threads
 from simplicia.errors import UserError
 from simplicia.files import atomic_write, locked
 

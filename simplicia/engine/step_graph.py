@@ -54,9 +54,10 @@ class StepGraph:
         views: Callable[[Tensor, Tensor | None], list[Tensor]],
         optimizer: Optimizer,
         probe: Probe | None = None,
+        micro_batches: int = 1,
     ):
         self.method, self.data, self.views, self.optimizer = method, data, views, optimizer
-        self.probe = probe
+        self.probe, self.micro_batches = probe, micro_batches
         self.device = data.images.device
         self.runner = CudaRunner() if self.device.type == "cuda" else Runner()
         join_views(method)
@@ -71,7 +72,8 @@ class StepGraph:
         self.head_updates: list[FusedUpdate] = []  # of everything after the encoder
         self.encoder_updates: list[FusedUpdate] = []
         self.indices = torch.zeros(data.batch_size, dtype=torch.long, device=self.device)
-        self.rows = self.indices if data.fixed_rows is None else data.fixed_rows
+        rows = self.indices if data.fixed_rows is None else data.fixed_rows
+        self.rows = rows.chunk(micro_batches)
         self._augment = self.runner.compile(self.augment)
         self._apply_heads = self.runner.compile(self.apply_heads)
         # our ResNets are convolutions and our own kernels: nothing is left for a compiler
@@ -155,10 +157,21 @@ class StepGraph:
             self.target.encoded = None
         return output
 
-    def _step(self, update: bool = True, alone: bool = False) -> Output:
-        """One step, its work on two streams, or ``alone`` on one; without ``update`` weights stay."""
+    def _step(self) -> Output:
+        """One step: the gradients of each micro-batch, then the update."""
+        losses = []
+        for i, indices in enumerate(self.indices.chunk(self.micro_batches)):
+            output = self._micro_step(i, update=i == self.micro_batches - 1)
+            self.method.after_micro_batch()  # the fused update has moved the target
+            if self.probe is not None:
+                self.probe.learn(output, indices)
+            losses.append(output.loss.detach())
+        return output._replace(loss=torch.stack(losses).mean())
+
+    def _micro_step(self, i: int, update: bool = True, alone: bool = False) -> Output:
+        """Add a micro-batch's gradients, and ``update`` the weights; on two streams, or ``alone`` on one."""
         self._forget_gradients()
-        images = self._augment(self.rows)
+        images = self._augment(self.rows[i])
         target_features = None
         if self.target is not None:
             with self.runner.aside(alone), torch.no_grad():
@@ -168,18 +181,23 @@ class StepGraph:
             self.runner.join()
         features = encoded.detach().requires_grad_()
         output = self._apply_heads(features, target_features)
-        output.loss.backward()
+        (output.loss / self.micro_batches).backward()
+        self._accumulate(self.head_updates, i)
         if update:
             with self.runner.aside(alone):
                 self._update(self.head_updates)
         encoded.backward(features.grad)
+        self._accumulate(self.encoder_updates, i)
         if update:
             self._update(self.encoder_updates)
             self.runner.join()
-            self.method.after_micro_batch()  # the fused update has moved the target
-        if self.probe is not None:
-            self.probe.learn(output, self.indices)
         return output
+
+    def _accumulate(self, updates: list[FusedUpdate], i: int) -> None:
+        """Add the gradients of a micro-batch to those before it in 32 bits; a single batch has no totals."""
+        for slot in (slot for update in updates for slot in update.slots):
+            if slot.total is not None and slot.source.grad is not None:
+                (slot.total.add_ if i else slot.total.copy_)(slot.source.grad)
 
     def _update(self, updates: list[FusedUpdate]) -> None:
         for update in updates:
@@ -193,7 +211,9 @@ class StepGraph:
     def _warm_up(self) -> None:
         for i in range(3):
             # first on one stream: convolutions are timed and chosen meanwhile
-            self._step(update=False, alone=i == 0)
+            output = self._micro_step(0, update=False, alone=i == 0)
+            if self.probe is not None:
+                self.probe.learn(output, self.indices.chunk(self.micro_batches)[0])
         for update in self._updates():
             update.find_gradients()
             update.rehearse()
@@ -250,6 +270,7 @@ class StepGraph:
                     target=None if target is None else target.detach(),
                     target_copy=None if target is None else half.get(id(target)),
                     rate=group["rate"],
+                    total=torch.zeros_like(p, dtype=torch.float32) if self.micro_batches > 1 else None,
                 )
         return slots
 

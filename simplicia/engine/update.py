@@ -58,6 +58,12 @@ class Slot:
     rate: Tensor | None = None  # 0-d: multiplies the update
     low: Tensor | None = None  # int16: the bits that the copy in ``source`` lacks
     target_low: Tensor | None = None  # the same for the target
+    total: Tensor | None = None  # float32: the gradient's sum over micro-batches
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of the step."""
+        return None if self.source.grad is None else self.source.grad if self.total is None else self.total
 
 
 class FusedUpdate:
@@ -111,7 +117,7 @@ class FusedUpdate:
 
         rows, half = [], []
         for slot in self.slots:
-            grad = slot.source.grad
+            grad = slot.grad
             if grad is None:
                 shape = tuple(slot.weight.shape)
                 raise UserError(f"a weight of shape {shape} gets no gradient; --engine eager allows that")
@@ -160,8 +166,8 @@ class FusedUpdate:
     @torch.no_grad()
     def _update_plainly(self, slot: Slot) -> None:
         """What the kernels compute, for one slot."""
-        assert slot.source.grad is not None
-        copy, grad = slot.source.detach(), slot.source.grad.float()
+        assert slot.grad is not None
+        copy, grad = slot.source.detach(), slot.grad.float()
         weight = slot.weight if slot.low is None else merge_halves(copy, slot.low)
         p_norm, g_norm = weight.norm(), grad.norm()
         ratio = self.eta * p_norm / (g_norm + slot.decay * p_norm + 1e-8) / self.lr.clamp_min(1e-12)

@@ -16,7 +16,7 @@ from torch import Tensor
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import layout
-from simplicia.data.sources import pyarrow
+from simplicia.data.shards import pyarrow
 from simplicia.errors import UserError, printable
 from simplicia.evaluate.features import MAPPED_BYTES, check_finite, load_split, mapped
 from simplicia.files import atomic_write, write_errors

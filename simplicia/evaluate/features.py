@@ -15,7 +15,7 @@ from torch import Tensor
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
-from simplicia.data.sources import cache_folder
+from simplicia.data.source_index import cache_folder
 from simplicia.errors import UserError
 from simplicia.progress import SHOWN, Counter, say, tracked
 from simplicia.run import Run
@@ -25,12 +25,16 @@ CACHED_SETS = 4  # sets of images whose features a run keeps
 MAPPED_BYTES = 4 * 2**30  # larger features are kept in a file
 
 
+def stream_of(run: Run | Recipe, name: str) -> bool | None:
+    """Whether to stream a data set: if the run's was, and else (None) if memory cannot hold it."""
+    recipe = run.recipe if isinstance(run, Run) else run
+    return (recipe.stream or None) if datasets.has_files(name) else False
+
+
 def load_labelled(
-    run: Run | Recipe, data: str | None = None, data_dir: str | None = None, can_stream: bool = False
+    run: Run | Recipe, data: str | None = None, data_dir: str | None = None
 ) -> tuple[ImageSet, ImageSet]:
     """Load labelled train and test images: the run's own data set, or another one.
-
-    If the evaluation ``can_stream``, images are streamed if the run's were, or if memory cannot hold them.
 
     >>> train, test = load_labelled(run, "digits")
     >>> len(train), test.classes[:2]
@@ -39,8 +43,7 @@ def load_labelled(
     recipe = run.recipe if isinstance(run, Run) else run
     name, directory = data or recipe.data, data_dir or recipe.data_dir
     size = datasets.decoded_size(name, recipe.actual_decode_size)
-    stream = (recipe.stream or None) if can_stream else False
-    stream = stream if datasets.has_files(name) else False
+    stream = stream_of(recipe, name)
     train = load_split(name, "train", directory, size, stream)
     check_labels(train)  # a folder without classes has no test split to load
     test = load_split(name, "test", directory, size, stream)
@@ -116,8 +119,8 @@ def smallest_integer(vertices: int) -> torch.dtype:
 
 
 @torch.no_grad()
-def encoder_features(run: Run, images: Any, network: str = "online", can_map: bool = False) -> Tensor:
-    """The encoder's output for each image, on the run's device, or if it ``can_map`` as ``gather`` has it.
+def encoder_features(run: Run, images: Any, network: str = "online") -> Tensor:
+    """The encoder's output for each image, where ``gather`` keeps it; ``pick`` takes some.
 
     Computed once per set of images, and again when the images or the encoder change.
     """
@@ -128,7 +131,7 @@ def encoder_features(run: Run, images: Any, network: str = "online", can_map: bo
         return run.features[key][2]
     parts = tracked(images.split(256), "encoding images", len(images))
     batches = (check_finite(run, encoder(run.view(batch)).float()) for batch in parts)
-    features = gather(batches, len(images)) if can_map else torch.cat(list(batches))
+    features = gather(batches, len(images))
     run.features.pop(key, None)
     while len(run.features) >= CACHED_SETS:  # drop the oldest: with their images they may be gigabytes
         del run.features[next(iter(run.features))]
@@ -159,6 +162,11 @@ def mapped(folder: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         if hasattr(os, "posix_fallocate"):  # writing to a mapped file on a full disk would end the process
             os.posix_fallocate(file.fileno(), 0, math.prod(shape) * np.dtype(dtype).itemsize)
         return np.memmap(file, dtype, "w+", shape=shape)
+
+
+def batches_of(features: Tensor, device: torch.device) -> Iterator[Tensor]:
+    """The features that ``gather`` returned, in batches, on a device in 32 bits."""
+    return (batch.to(device).float() for batch in features.split(256))
 
 
 def pick(features: Tensor, indices: Tensor, device: torch.device) -> Tensor:

@@ -189,7 +189,7 @@ def search(
     Returns the model, the scores of the test images, and what a result says about the training.
     """
     start = time.monotonic()
-    train, val = sets.train, sets.val
+    train, val = map(datasets.in_memory, sets[:2])  # read many times
     labels, val_labels = check_labels(train), check_labels(val)
     if len(train) < 2:
         raise UserError(f"{train.name} has {len(train)} image to train on; BatchNorm needs at least 2")

@@ -48,7 +48,7 @@ def knn(
             raise UserError(f"layer {layer!r} of {run.path} has features that are not finite")
         return x.to(smallest_integer(net.bottleneck.vertices)) if layer == "codes" else x
 
-    bank, queries = (encoder_features(run, images.images, network, True) for images in (train, test))
+    bank, queries = (encoder_features(run, images.images, network) for images in (train, test))
     scores = vote(bank, labels, queries, classes, k, vote_temperature, similarity, represent_batch)
     truth = test_labels.to(scores.device)[:, None]
     first = int((scores.argmax(1, keepdim=True) == truth).sum())

@@ -18,7 +18,7 @@ from torch import Tensor
 from simplicia.data.augmentation import Views, ViewSettings
 from simplicia.data.loaders import HostLoader, choose_loader, mix_seed
 from simplicia.devices import seeded
-from simplicia.evaluate.features import encoder_features, gather, pick, smallest_integer
+from simplicia.evaluate.features import batches_of, encoder_features, gather, pick, smallest_integer
 from simplicia.evaluate.sgd import rows, runs_triton, tiny_to_zero
 from simplicia.neighbours import one_hots
 from simplicia.representation import represent
@@ -45,13 +45,13 @@ class Inputs:
         bottleneck: Any = self.net.bottleneck
         self.layer, self.temperatures, self.dtype = layer, temperatures, precision(layer, run.device)
         self.vertices = bottleneck.vertices if layer in ("sem", "codes") else 1
-        self.features = encoder_features(run, images, network, can_map=True)
+        self.features = encoder_features(run, images, network)
         self.device = run.device
         one = self.represent(pick(self.features, torch.zeros(1, dtype=torch.long), self.device))
         self.width = one.shape[-1] * (self.vertices if layer == "codes" else 1)
         self.cache: Tensor | None = None
         if not augment and len(images) * one.nbytes <= PLAIN_CACHE:
-            parts = (part.to(self.device).float() for part in self.features.split(256))
+            parts = batches_of(self.features, self.device)
             self.cache = torch.cat([self.represent(part) for part in parts], dim=-2)
         self.views = _EpochViews(run, images, self.net.encoder) if augment else None
 

@@ -18,12 +18,15 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import logistic
 from simplicia.evaluate.features import (
+    batches_of,
     check_classes,
     check_labels,
     encoder_features,
     load_labelled,
     report_skipped,
     sem_temperature,
+    smallest_integer,
+    stream_of,
 )
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.make_result import changed_settings, make_result
@@ -95,7 +98,8 @@ def load_splits(
     recipe = run.recipe if isinstance(run, Run) else run
     train, test = load_labelled(recipe, data, data_dir)
     name, directory = data or recipe.data, data_dir or recipe.data_dir
-    val = datasets.validation(name, directory, datasets.decoded_size(name, recipe.actual_decode_size))
+    size = datasets.decoded_size(name, recipe.actual_decode_size)
+    val = datasets.validation(name, directory, size, stream_of(recipe, name))
     if val is None:
         return Splits(*datasets.split(train, share, seed), test, False)
     report_skipped(val.name, val.skipped)
@@ -105,13 +109,14 @@ def load_splits(
 
 @torch.no_grad()
 def features(
-    run: Run, images: Tensor, layer: str, temperature: float | None = None, network: str = "online"
+    run: Run, images: Any, layer: str, temperature: float | None = None, network: str = "online"
 ) -> Matrix:
     """A layer's representation of images for ``logistic``: codes as integers, other layers dense."""
     net: Any = run.network(network)
-    batches = encoder_features(run, images, network).split(256)
+    batches = batches_of(encoder_features(run, images, network), run.device)
     parts = (represent(net, batch, layer, temperature) for batch in batches)
-    x = torch.cat([part.int() if layer == "codes" else part for part in parts])
+    small = smallest_integer(net.bottleneck.vertices)
+    x = torch.cat([part.to(small) if layer == "codes" else part for part in parts])
     if x.device.type == "mps":  # has no float64
         x = x.cpu()
     return Codes(x, net.bottleneck.vertices) if layer == "codes" else Dense(x)

@@ -29,7 +29,7 @@ from simplicia.errors import UserError
 from simplicia.evaluate import finetune as finetuning
 from simplicia.evaluate import robustness as other_sets
 from simplicia.evaluate import transfer as transferring
-from simplicia.evaluate.features import check_classes, encoder_features
+from simplicia.evaluate.features import batches_of, check_classes, encoder_features
 from simplicia.evaluate.knn import knn as nearest_neighbours
 from simplicia.evaluate.probe import ProbeSettings, progress_bar
 from simplicia.evaluate.probe import fit as fit_probe
@@ -196,9 +196,8 @@ def robustness(job: Job) -> Rows:
 
 
 def _represent(run: Run, images: ImageSet, layer: str) -> Iterator[Tensor]:
-    return (
-        represent(run.network(), batch, layer) for batch in encoder_features(run, images.images).split(256)
-    )
+    batches = batches_of(encoder_features(run, images.images), run.device)
+    return (represent(run.network(), batch, layer) for batch in batches)
 
 
 @measure

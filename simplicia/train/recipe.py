@@ -76,6 +76,9 @@ class OptimSettings:
     ] = False
     clip: Annotated[float, "largest norm of the gradient (0: no clipping)", Count] = 0.0
     momentum_bits: Annotated[Literal["32", "16"], "precision in which momentum is kept"] = "32"
+    reduce_bits: Annotated[
+        Literal["32", "16"], "precision in which processes average the gradients of large matrices"
+    ] = "32"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from simplicia.data.augmentation import Views
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.devices import allow_variants
+from simplicia.distributed import send_large_gradients_in_half
 from simplicia.errors import UserError, unknown
 from simplicia.methods import Method, Output
 from simplicia.train.monitor import OnlineProbe
@@ -51,6 +52,8 @@ class Step:
 
     def setup(self) -> None:
         self.module, self.stepper = self.fabric.setup(self.method, self.optimizer)
+        if self.recipe.optim.reduce_bits == "16":
+            send_large_gradients_in_half(self.module)
 
     def __call__(self, step: int) -> Output:
         indices = self.prepare(step)
@@ -139,7 +142,8 @@ class CapturedStep(Step):
     def setup(self) -> None:
         from simplicia.engine.step_graph import StepGraph
 
-        self.graph = StepGraph(self.method, self.data, self.views, self.optimizer, self.probe)
+        parts = self.data, self.views, self.optimizer, self.probe
+        self.graph = StepGraph(self.method, *parts, micro_batches=self.accumulation_steps)
 
     def __call__(self, step: int) -> Output:
         indices = self.prepare(step)
@@ -178,7 +182,9 @@ def create_step(
         raise UserError(f"engine is 'captured', but {obstacle}; 'eager' works")
     if engine == "auto":
         compiles = fabric.device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        engine = "captured" if obstacle is None else "compiled" if compiles else "eager"
+        # micro-batches were captured on no GPU yet, so those who want that ask for it
+        captures = obstacle is None and recipe.accumulation_steps() == 1
+        engine = "captured" if captures else "compiled" if compiles else "eager"
     kinds = {"eager": Step, "compiled": CompiledStep, "captured": CapturedStep}
     return kinds[engine](recipe, method, data, views, fabric, probe)
 
@@ -191,8 +197,6 @@ def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
         return "gradients are clipped"
     if recipe.freeze != "none":
         return "the encoder is frozen"
-    if recipe.accumulation_steps() > 1:
-        return f"a batch is {recipe.accumulation_steps()} micro-batches"
     if importlib.util.find_spec("simplicia.engine") is None:
         return "simplicia.engine is not installed"
     from simplicia import engine

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from simplicia.cli import main
-from simplicia.data import datasets, packing, sources
+from simplicia.data import datasets, packing
+from simplicia.data.source_index import open_source
 from simplicia.errors import UserError
 
 
@@ -48,7 +49,7 @@ def test_packed_images_are_the_same_data_set(tmp_path, photos):
         assert after.classes == before.classes and after.labels.equal(before.labels)
         difference = (before.images.to("cpu").int() - after.images.to("cpu").int()).abs()
         assert len(before) == len(after) > 0 and difference.float().mean() < 6
-    source = sources.open_source(out / "train")
+    source = open_source(out / "train")
     assert source.entries[1] == "a/no_02.jpg"
     sizes = set()
     with tarfile.open(out / "train" / "00000.tar") as tar:

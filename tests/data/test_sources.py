@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simplicia.data import datasets, sources
-from simplicia.data.sources import Unreadable, open_source
+from simplicia.data import datasets, source_index, sources
+from simplicia.data.source_index import open_source
+from simplicia.data.sources import Unreadable
 from simplicia.errors import UserError
 
 CLASSES = ("bird", "cat", "ünï\x1b")
@@ -136,7 +137,7 @@ def test_a_damaged_index_is_rebuilt(photos, cache, damage):
     first = open_source(photos)
     (index,) = cache.glob("*.index")
     if damage == "label":
-        sources.save_index(_mislabelled(first), index)
+        source_index.save_index(_mislabelled(first), index)
     else:
         content = index.read_bytes()[:-40] if damage == "cut" else damage
         index.unlink()  # the first source still maps the old file
@@ -179,7 +180,7 @@ def test_a_shard_that_was_cut_gives_what_is_left_of_it(tmp_path, photos):
 
 def test_an_index_beside_shards_that_does_not_match_is_one_sentence(tmp_path, photos):
     folder = as_tar(tmp_path / "shards", photos)
-    sources.save_packed(open_source(folder))
+    source_index.save_packed(open_source(folder))
     assert len(open_source(folder)) == 12
     with (folder / "000.tar").open("ab") as file:
         file.write(b"more")
@@ -192,7 +193,7 @@ def test_an_index_from_a_stranger_reads_nothing_outside_of_its_folder(tmp_path, 
     (tmp_path / "secret").write_bytes(b"secret" * 100)
     source = open_source(folder)
     stolen = {**source.about, "shards": [["../secret", 600, 0]] * 2}
-    sources.save_index(sources.Source(folder, source.table, stolen), folder / sources.INDEX)
+    source_index.save_index(sources.Source(folder, source.table, stolen), folder / source_index.INDEX)
     with pytest.raises(UserError, match="does not match"):
         open_source(folder)
     with pytest.raises(Unreadable, match="outside"):

@@ -13,9 +13,10 @@ import torch
 from PIL import Image
 
 import simplicia
-from simplicia.data import datasets, image_files, streaming
+from simplicia.data import crops, datasets, image_files, streaming
 from simplicia.data.augmentation import ViewSettings, sample_boxes
-from simplicia.data.streaming import StreamLoader, crop_encoded, random_box
+from simplicia.data.crops import crop_encoded, random_box
+from simplicia.data.streaming import StreamLoader
 from simplicia.errors import UserError
 from simplicia.train import checkpoint
 
@@ -65,7 +66,7 @@ def test_centre_squares_equal_those_that_are_decoded_to_memory(tmp_path, size):
         path = tmp_path / f"{seed}.jpg"
         smooth(seed, (120 + 40 * seed, 90)).save(path, quality=92)
         expected = image_files.decode(path, size)[0].transpose(2, 0, 1).astype(int)
-        (found,) = crop_encoded(path.read_bytes(), lambda *s: [streaming.centre_square(*s)], size)
+        (found,) = crop_encoded(path.read_bytes(), lambda *s: [crops.centre_square(*s)], size)
         difference = np.abs(found.numpy().astype(int) - expected)
         assert difference.max() <= 2 and difference.mean() <= 0.05
 
@@ -118,11 +119,11 @@ def test_unusual_files_are_decoded_as_they_are_to_memory(tmp_path, name, data, r
     path.write_bytes(data)
     if not readable:
         with pytest.raises(Exception):  # noqa: B017
-            crop_encoded(data, lambda *s: [streaming.centre_square(*s)], 16)
+            crop_encoded(data, lambda *s: [crops.centre_square(*s)], 16)
         return
     expected, aspect = image_files.decode(path, 16)
     shapes = []
-    (found,) = crop_encoded(data, lambda *s: shapes.append(s) or [streaming.centre_square(*s)], 16)
+    (found,) = crop_encoded(data, lambda *s: shapes.append(s) or [crops.centre_square(*s)], 16)
     assert np.abs(found.permute(1, 2, 0).numpy().astype(int) - expected).max() <= 2
     assert shapes[0][1] / shapes[0][0] == pytest.approx(aspect)
 

@@ -72,7 +72,8 @@ def build(name, engine, precision="bf16", device="cuda", views=fixed_views, load
     if recipe.online_every:
         probe = OnlineProbe(method, data, data, STATISTICS, fabric.device, size, size)
     kind = {"eager": step.Step, "captured": step.CapturedStep}[engine]
-    images_at = loader(images, batch, recipe.seed, fabric.device)
+    parts = recipe.accumulation_steps()
+    images_at = loader(images, batch, recipe.seed, fabric.device, micro_batches=parts)
     return kind(recipe, method, images_at, views, fabric, probe)
 
 
@@ -140,6 +141,23 @@ def test_captured_updates_match_eager_ones_on_a_cpu(name, bottleneck):
     ways = three_ways(f"cifar100-{name}{bottleneck}", **changes)
     exact, _, fast = compare_updates(ways, 3, slack=0.05, floor=1e-3)
     assert fast == pytest.approx(exact, rel=0.05) and exact[0] != exact[-1]
+
+
+@pytest.mark.usefixtures("split_projectors")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", ["moco-sem", "simclr-sem"])  # with and without a target
+def test_captured_micro_batches_match_eager_ones(name, device):
+    """Gradients, queues and running statistics; with images that stream as with those on the device."""
+    name, at_a_time = f"cifar100-{name}", 8 if device == "cpu" else 16
+    changes = QUICK | {"optim.lr": 0.002, "device": device, "process_batch_size": at_a_time}
+    changes |= {"sem.temperature": 1.0, "sem.second_temperature": 1.0}
+    ways = three_ways(name, **changes)
+    exact, _, fast = compare_updates(ways, 3, slack=0.05, floor=1e-3)
+    assert fast == pytest.approx(exact, rel=0.05) and ways[2].graph.micro_batches > 1
+    loaders = HostLoader, DeviceLoader
+    streamed, resident = (build(name, "captured", loader=loader, **changes) for loader in loaders)
+    losses = [[take(i).loss.item() for i in range(2)] for take in (streamed, resident)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.gpu

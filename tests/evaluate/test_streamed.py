@@ -1,6 +1,7 @@
 """Evaluations of streamed images equal those of decoded ones, in little memory."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def run(tmp_path, photos):
 
 
 def test_streamed_features_probes_and_neighbours_equal_those_in_memory(run, monkeypatch):
-    streamed, decoded = load_labelled(run, can_stream=True), load_labelled(run)
+    streamed, decoded = load_labelled(run), load_labelled(replace(run.recipe, data_device="host"))
     assert streamed[0].streamed and not decoded[0].streamed
     whole = encoder_features(run, decoded[0].images)
     assert (encoder_features(run, streamed[0].images) - whole).abs().max() < 0.05 * whole.abs().max()
@@ -60,7 +61,7 @@ def test_streamed_features_probes_and_neighbours_equal_those_in_memory(run, monk
     assert probe(run, *streamed, "encoder", quick).accuracy >= 0
     monkeypatch.setattr(features, "MAPPED_BYTES", 0)
     run.features.clear()
-    mapped = encoder_features(run, streamed[0].images, can_map=True)
+    mapped = encoder_features(run, streamed[0].images)
     assert mapped.dtype == torch.half and (mapped.float() - whole).abs().max() < 0.05 * whole.abs().max()
     run.features.clear()
     assert abs(knn(run, *streamed, "codes", k=5).accuracy - first) <= 10
@@ -107,8 +108,15 @@ def test_packed_images_are_encoded_and_measured(tmp_path, run, photos, capsys):
     words = [str(run.path), str(tmp_path / "packed" / "train"), "--out", str(tmp_path / "out.npz"), "--quiet"]
     assert main(["encode", *words, "--layer", "codes"]) == 0
     assert np.load(tmp_path / "out.npz")["codes"].shape == (40, 8)
-    assert main(["knn", str(run.path), "--data", str(tmp_path / "packed")]) == 0
+    given = [str(run.path), "--data", str(tmp_path / "packed")]
+    assert main(["knn", *given]) == 0
+    assert main(["transfer", *given, "--regularisers", "2", "--quiet"]) == 0
+    assert main(["finetune", *given, "--steps", "1", "--lrs", "0.1", "--quiet"]) == 0
+    assert main(["analyze", *given, "--images", "20", "--fit-images", "30"]) == 0
+    assert main(["robustness", *given, "--corrupt", "--epochs", "1", "--quiet"]) == 0
     assert main(["encode", str(run.path), str(tmp_path / "packed"), *words[2:]]) == 2
     assert "one of its splits" in capsys.readouterr().err
-    assert main(["finetune", str(run.path), "--data", str(tmp_path / "packed")]) == 2
-    assert "has shards, which are streamed" in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simplicia.data.decoding.free_memory", lambda: 10_000)
+        assert main(["finetune", *given, "--steps", "1"]) == 2
+    assert "take 0.0 GB once decoded, more than half of the free memory" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from simplicia import devices, methods
+from simplicia import devices, distributed, methods
 from simplicia.data import datasets
 from simplicia.settings import with_changes
 from simplicia.train import recipes
@@ -59,6 +59,9 @@ def main():
     out = {"32": {}, "64": {}}
     for name, changes in (ALL | OTHERS).items():
         out["32"][name] = ten_steps(name, {**changes, "online_every": 1}, 0.001, fabric)
+    distributed.LARGE = 256
+    half = {**ALL["byol-sem"], "online_every": 1, "optim.reduce_bits": "16"}
+    out["32"]["reduced in 16 bits"] = ten_steps("byol-sem", half, 0.001, fabric)
     torch.set_default_dtype(torch.float64)
     for name, changes in ALL.items():
         out["64"][name] = ten_steps(name, changes, 0.05, fabric)

@@ -90,6 +90,18 @@ def test_online_probes_are_those_of_one_process(ten_steps, processes):
     assert {key: one[key] for key in accuracies} == {key: several[key] for key in accuracies}
 
 
+def test_gradients_of_large_matrices_may_be_averaged_in_16_bits(ten_steps):
+    one, rounded = (ten_steps[1]["32"][n] for n in ("byol-sem", "reduced in 16 bits"))
+    assert one == rounded  # one process sends nothing
+    two, rounded = (ten_steps[2]["32"][n] for n in ("byol-sem", "reduced in 16 bits"))
+    assert rounded["losses"] == pytest.approx(two["losses"], rel=1e-3)
+    velocities = {key: value for key, value in two["state"].items() if key.startswith("velocity.")}
+    for key, value in velocities.items():
+        assert rounded["state"][key] == pytest.approx(value, rel=0.02, abs=1e-6), key
+    differing = {k for k, v in velocities.items() if abs(rounded["state"][k] - v) > 1e-5 * v}
+    assert "velocity.online.bottleneck.embedder.weight" in differing
+
+
 @pytest.fixture
 def photos(tmp_path):
     path = tmp_path / "photos"
