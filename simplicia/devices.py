@@ -164,6 +164,20 @@ def launch(device: str, processes: int, precision: str) -> Any:
     return fabric
 
 
+def total_memory(device: torch.device) -> int | None:
+    """Return the bytes of a GPU, or those of the host that this process may use; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, AttributeError, ValueError, OSError):  # not on Windows
+        return None
+    return installed if limit == resource.RLIM_INFINITY else min(installed, limit)
+
+
 def peak_memory(device: torch.device) -> str:
     """Describe the most memory that was in use."""
     if device.type == "cuda":

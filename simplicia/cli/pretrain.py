@@ -1,7 +1,8 @@
 """simplicia pretrain, sweep: train a recipe, or train it with many settings."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import simplicia
 from simplicia.cli.tables import Column, accuracy, cell, decimals, echo, table
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, Parser, Quiet, Settings, verb
-from simplicia.errors import UserError
+from simplicia.devices import choose, total_memory
+from simplicia.errors import UserError, is_out_of_memory
 from simplicia.progress import plural, say
+from simplicia.settings import with_changes
 
 if TYPE_CHECKING:
     from simplicia.run import Run
@@ -128,13 +131,43 @@ def pretrain(
         say([f"there is no run in {out} to resume: a new one begins"])
     options: Any = {"out": out, "processes": processes, **vars(given), **settings.changes}
     if dry_run:
-        simplicia.dry_run(recipe, **options)
+        with _advice_if_memory_is_full(settings, given.device):
+            simplicia.dry_run(recipe, **options)
         return
-    run = simplicia.pretrain(recipe, **options)
+    with _advice_if_memory_is_full(settings, given.device):
+        run = simplicia.pretrain(recipe, **options)
     if rank() == 0:
         steps, seconds = plural(run.step, "step"), decimals(run.state["seconds"], 0)
         echo(f"{run.path}: {steps} in {seconds} s, loss {run.state['loss']:.4f}")
         echo(f"next: simplicia {_next(run)}")
+
+
+@contextmanager
+def _advice_if_memory_is_full(settings: Settings, device: str) -> Iterator[None]:
+    """Turn an error of full memory into a UserError with the size of micro-batches that should fit."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        if (size := _fitting(settings, choose(device))) is None:
+            raise  # the command line has an answer for all verbs
+        raise UserError(
+            f"the device is out of memory; use --process-batch-size {size}, which should fit"
+        ) from None
+
+
+def _fitting(settings: Settings, device: Any) -> int | None:
+    """The size of micro-batches that a device should hold; None if none, or if the images decide settings."""
+    from simplicia.analyze.model_cost import fitting_batch
+
+    recipe, memory = with_changes(settings.defaults, settings.changes), total_memory(device)
+    if recipe.precision == "auto":
+        recipe = with_changes(recipe, {"precision": "bf16" if device.type == "cuda" else "32"})
+    try:
+        return None if memory is None else fitting_batch(recipe, memory)
+    except UserError:  # settings are open
+        return None
 
 
 def _next(run: "Run") -> str:

@@ -6,33 +6,69 @@ replaces layers by faster ones that share their parameters (``joint.join_views``
 """
 
 import importlib.util
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from simplicia.encoders import ResNet
 from simplicia.methods.base import Method, Network, TargetMethod
 
+BatchNorm = nn.modules.batchnorm._BatchNorm
 
-def obstacle(method: Method, device: torch.device) -> str | None:
-    """Why a method's step cannot be captured on a device; None if it can."""
+
+def obstacle(method: Method, device: torch.device, size: int = 32) -> str | None:
+    """Why a method's step on views of ``size`` pixels cannot be captured on a device; None if it can."""
     name = type(method).__name__
     if device.type != "cuda":
         return f"the device is {device.type}, not a GPU"
-    for norm in _batch_norms(method):
-        # many timm models have other ones, which include an activation
-        replaceable = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d) and norm.affine
-        if not (replaceable and norm.track_running_stats and norm.momentum is not None):
-            return f"the encoder's {type(norm).__name__} cannot tell the two views of a batch apart"
+    networks = [part for part in method.modules() if isinstance(part, Network)]
+    in_encoders = {id(norm) for network in networks for norm in batch_norms(network.encoder)}
+    for norm in batch_norms(method):
+        if id(norm) not in in_encoders and not is_replaceable(norm):
+            return f"a {type(norm).__name__} after the encoder cannot tell the two views of a batch apart"
     for child_name, child in method.named_children():
-        if type(child) not in (Network, nn.Sequential) and _batch_norms(child):
+        if type(child) not in (Network, nn.Sequential) and batch_norms(child):
             return f"{name}.{child_name} is neither a Network nor an nn.Sequential and has a BatchNorm"
     joint_views = not isinstance(method, TargetMethod)
     if joint_views and isinstance(method.second_temperature, int | float) and method.second_temperature == 0:
         return "sem.second_temperature is 0, which a batch of both views cannot have for one of them"
     if type(method).after_step not in (Method.after_step, TargetMethod.after_step):
         return f"{name} overrides after_step, which the fused update replaces"
-    return None if importlib.util.find_spec("triton") else "triton is not installed"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    return _host_reads(method.online.encoder, size)
 
 
-def _batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+def batch_norms(module: nn.Module) -> list[Any]:
+    """All BatchNorms of a module."""
+    return [part for part in module.modules() if isinstance(part, BatchNorm)]
+
+
+def is_replaceable(norm: Any) -> bool:
+    """Whether a BatchNorm can be replaced by one that keeps views apart; those of many timm models cannot."""
+    is_plain = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d) and norm.affine
+    return is_plain and norm.track_running_stats and norm.momentum is not None
+
+
+def _host_reads(encoder: nn.Module, size: int) -> str | None:
+    """Why an encoder's forward pass waits for the device, which a recorded one cannot; None if it does not.
+
+    Runs it without numbers, so a decision that depends on them is an error.
+    """
+    if isinstance(encoder, ResNet):
+        return None
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode()
+    tensors = dict([*encoder.named_parameters(), *encoder.named_buffers()])
+    like = next(iter(encoder.parameters()), torch.empty(0))
+    try:
+        fake: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
+        with mode, torch.no_grad():
+            images = torch.empty(2, 3, size, size, device=like.device)
+            torch.func.functional_call(encoder, fake, (images,))
+    except Exception as error:  # anybody's code
+        why = str(error).splitlines()[0] if str(error) else ""
+        return f"the encoder reads numbers on the host, or cannot be traced ({type(error).__name__}: {why})"
+    return None

@@ -1,10 +1,19 @@
 """Modules that take both views of a batch at once, and ``join_views``, which makes a method use them."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from simplicia.bottlenecks.vq import VectorQuantised
-from simplicia.engine.norm import VIEWS, FusedBatchNorm1d, FusedSimplicialEmbedding, fuse_norms
+from simplicia.engine import batch_norms, is_replaceable
+from simplicia.engine.norm import (
+    VIEWS,
+    FusedBatchNorm1d,
+    FusedSimplicialEmbedding,
+    PerViewBatchNorm,
+    fuse_norms,
+)
 from simplicia.errors import UserError
 from simplicia.layers import Adapted, replace_modules
 from simplicia.methods.base import Branch, Method, Network
@@ -14,14 +23,26 @@ from simplicia.sem import SimplicialEmbedding, Temperature
 def join_views(method: Method) -> None:
     """Make a method's networks and heads take both views in one batch: half as many launches, twice as large.
 
-    Replaces modules in place; parameters, buffers and names stay.
+    Replaces modules in place; parameters, buffers and names stay. An encoder with a BatchNorm that cannot be
+    replaced stays as it is, and takes one view after the other.
     """
-    fuse_norms(method)
+    encoders = [part.encoder for part in method.modules() if isinstance(part, Network)]
+    apart = [encoder for encoder in encoders if not all(map(is_replaceable, batch_norms(encoder)))]
+    fuse_norms(method, {id(norm) for encoder in apart for norm in batch_norms(encoder)})
     replace_modules(method, {VectorQuantised: JointVectorQuantised})
     replace_modules(method, {Network: JointNetwork})
     for name, head in list(method.named_children()):
         if type(head) is nn.Sequential:
             setattr(method, name, JointSequential(head))
+
+
+def encode(
+    encoder: nn.Module, images: Tensor, apply: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__
+) -> Tensor:
+    """An encoder's output for both views, in one batch if its norms separate them."""
+    if all(isinstance(norm, PerViewBatchNorm) for norm in batch_norms(encoder)):
+        return apply(encoder, images)
+    return torch.cat([apply(encoder, view) for view in images.chunk(VIEWS)])
 
 
 class JointNetwork(Adapted, Network):
@@ -35,7 +56,7 @@ class JointNetwork(Adapted, Network):
             self.bottleneck = sem if sem.hard else FusedSimplicialEmbedding(sem)
 
     def apply_jointly(self, inputs: list[Tensor], *temperatures: Temperature | None) -> list[Branch]:
-        features = self.encoder(torch.cat(inputs)) if self.encoded is None else self.encoded
+        features = encode(self.encoder, torch.cat(inputs)) if self.encoded is None else self.encoded
         embedding = self.embed(features, self._joint_temperature(features, temperatures))
         outputs = features, embedding, self.projector(embedding)
         per_view = zip(*(output.chunk(VIEWS) for output in outputs), strict=True)

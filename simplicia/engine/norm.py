@@ -4,6 +4,7 @@ The ReLU, residual or simplices that follow a BatchNorm are computed in the same
 ``norm_operators.py``.
 """
 
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any
 
@@ -101,6 +102,10 @@ class FusedBatchNorm2d(FusedBatchNorm, nn.BatchNorm2d):
     pass
 
 
+FUSED: dict[type, type[FusedBatchNorm]]
+FUSED = {nn.BatchNorm1d: FusedBatchNorm1d, nn.BatchNorm2d: FusedBatchNorm2d}
+
+
 class FusedSimplicialEmbedding(Adapted, SimplicialEmbedding):
     """A simplicial embedding that computes BatchNorm and softmax in one pass."""
 
@@ -123,8 +128,11 @@ class FusedSimplicialEmbedding(Adapted, SimplicialEmbedding):
         return batch_simplicial(*arguments, inverse, scale, self.vertices)[0]
 
 
-def fuse_norms(module: nn.Module) -> None:
-    """Replace every BatchNorm by one that separates views and includes the ReLU that follows it."""
+def fuse_norms(module: nn.Module, kept: Collection[int] = ()) -> None:
+    """Replace BatchNorms, except those whose ids are ``kept``, by ones that separate views.
+
+    They include the ReLU that follows.
+    """
     part: Any
     with_relu, forking = set(), set()
     for part in module.modules():
@@ -132,13 +140,13 @@ def fuse_norms(module: nn.Module) -> None:
             forking |= {id(getattr(block, f"bn{block.depth}")) for block in part.blocks()[:-1]}
         if type(part) is nn.Sequential:
             for (_, norm), (name, after) in pairwise(list(part.named_children())):
-                if type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d) and type(after) is nn.ReLU:
+                if type(norm) in FUSED and id(norm) not in kept and type(after) is nn.ReLU:
                     with_relu.add(id(norm))
                     setattr(part, name, nn.Identity())
-    kinds: dict[type, type[FusedBatchNorm]]
-    kinds = {nn.BatchNorm1d: FusedBatchNorm1d, nn.BatchNorm2d: FusedBatchNorm2d}
 
     def fused(norm: nn.Module) -> nn.Module:
-        return kinds[type(norm)](norm, relu=id(norm) in with_relu, forks=id(norm) in forking)
+        if id(norm) in kept:
+            return norm
+        return FUSED[type(norm)](norm, relu=id(norm) in with_relu, forks=id(norm) in forking)
 
-    replace_modules(module, dict.fromkeys(kinds, fused))
+    replace_modules(module, dict.fromkeys(FUSED, fused))

@@ -26,7 +26,7 @@ class Runner:
 
     replays = False  # whether recorded work finds its tensors, gradients included, where they were recorded
 
-    def compile(self, function: Callable[..., T]) -> Callable[..., T]:
+    def compile(self, function: Callable[..., T], in_one_graph: bool = True) -> Callable[..., T]:
         """The function, compiled if that pays."""
         return function
 
@@ -57,10 +57,10 @@ class CudaRunner(Runner):
         allow_variants()
         self.main, self.side = torch.cuda.Stream(priority=-1), torch.cuda.Stream()
 
-    def compile(self, function: Callable[..., T]) -> Callable[..., T]:
+    def compile(self, function: Callable[..., T], in_one_graph: bool = True) -> Callable[..., T]:
         # padded rows would be copied for kernels that need them contiguous
         options: dict[str, Any] = {"comprehensive_padding": False, "shape_padding": False}
-        return torch.compile(function, fullgraph=True, dynamic=False, options=options)
+        return torch.compile(function, fullgraph=in_one_graph, dynamic=False, options=options)
 
     @contextmanager
     def aside(self, alone: bool) -> Iterator[None]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from simplicia.data.loaders import DeviceLoader
 from simplicia.encoders import ResNet
 from simplicia.engine import copies
-from simplicia.engine.joint import JointNetwork, join_views
+from simplicia.engine.joint import JointNetwork, encode, join_views
 from simplicia.engine.runner import CudaRunner, Runner
 from simplicia.engine.update import FusedUpdate, Slot, halve, merge_halves
 from simplicia.methods import Method, Output
@@ -76,8 +76,10 @@ class StepGraph:
         self.rows = rows.chunk(micro_batches)
         self._augment = self.runner.compile(self.augment)
         self._apply_heads = self.runner.compile(self.apply_heads)
-        # our ResNets are convolutions and our own kernels: nothing is left for a compiler
-        self._encode = self.encode if isinstance(encoder, ResNet) else self.runner.compile(self.encode)
+        # our ResNets are convolutions and our own kernels: nothing is left for a compiler; other encoders are
+        # anybody's code, which may not be one graph
+        is_ours = isinstance(encoder, ResNet)
+        self._encode = self.encode if is_ours else self.runner.compile(self.encode, in_one_graph=False)
         self.recorded: dict[str, Any] | None = None  # the method's attributes at recording
         self._replay: Callable[[], Output] | None = None
 
@@ -175,8 +177,8 @@ class StepGraph:
         target_features = None
         if self.target is not None:
             with self.runner.aside(alone), torch.no_grad():
-                target_features = self._encode(self.target.encoder, images)
-        encoded = self._encode(self.online.encoder, images)
+                target_features = encode(self.target.encoder, images, self._encode)
+        encoded = encode(self.online.encoder, images, self._encode)
         if self.target is not None:
             self.runner.join()
         features = encoded.detach().requires_grad_()

@@ -48,6 +48,7 @@ class Step:
         self.lr = torch.zeros((), device=fabric.device)
         self.optimizer = create_optimizer(method, recipe.optim, method.rates(), self.lr)
         self.probe = probe
+        self.obstacle: str | None = None  # why a GPU does not capture it, where "auto" would have
         self.setup()
 
     def setup(self) -> None:
@@ -180,13 +181,16 @@ def create_step(
     obstacle = _obstacle(recipe, method, fabric)
     if engine == "captured" and obstacle:
         raise UserError(f"engine is 'captured', but {obstacle}; 'eager' works")
-    if engine == "auto":
+    is_automatic = engine == "auto"
+    if is_automatic:
         compiles = fabric.device.type == "cuda" and importlib.util.find_spec("triton") is not None
         # micro-batches were captured on no GPU yet, so those who want that ask for it
         captures = obstacle is None and recipe.accumulation_steps() == 1
         engine = "captured" if captures else "compiled" if compiles else "eager"
     kinds = {"eager": Step, "compiled": CompiledStep, "captured": CapturedStep}
-    return kinds[engine](recipe, method, data, views, fabric, probe)
+    step = kinds[engine](recipe, method, data, views, fabric, probe)
+    step.obstacle = obstacle if is_automatic and fabric.device.type == "cuda" else None
+    return step
 
 
 def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
@@ -201,7 +205,7 @@ def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
         return "simplicia.engine is not installed"
     from simplicia import engine
 
-    reason = engine.obstacle(method, fabric.device)
+    reason = engine.obstacle(method, fabric.device, recipe.actual_view_size)
     if reason is None and recipe.precision != "bf16":
         return f"the precision is {recipe.precision}, not bf16"
     return reason

@@ -27,7 +27,7 @@ from simplicia.provenance import commit, versions
 from simplicia.train import checkpoint, run_dir
 from simplicia.train.monitor import OnlineProbe
 from simplicia.train.recipe import Recipe
-from simplicia.train.step import create_step
+from simplicia.train.step import CompiledStep, create_step
 
 
 @dataclass(frozen=True)
@@ -255,6 +255,9 @@ class Trainer:
         if self.initialised[0]:
             loaded, total = self.initialised
             lines.append(f"begins with the weights of {self.recipe.init}: {loaded} of {total} tensors")
+        if self.step.obstacle is not None:
+            kind = "compiled" if isinstance(self.step, CompiledStep) else "eager"
+            lines.append(f"steps are {kind}, not captured as a graph: {self.step.obstacle}")
         if chosen:
             lines.append(f"chosen from the images: {', '.join(chosen)}")
         if isinstance(self.step.data, HostLoader):
