@@ -1,5 +1,6 @@
 """Atomic writes, and locks."""
 
+import errno
 import glob
 import os
 import platform
@@ -16,8 +17,11 @@ from simplicia.errors import UserError
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary file that replaces ``path`` if the block succeeds and is removed if it fails.
 
-    An OSError without a file name, such as that of a full disk, gets ``path``.
+    An OSError without a file name, such as that of a full disk, gets ``path``. A device or a pipe is refused:
+    root would replace it.
     """
+    if _is_device(path):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", str(path))
     temporary = temporary_name(path)
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
@@ -74,12 +78,22 @@ def write_errors(what: str, path: Path) -> Iterator[None]:
 
 
 def write_file(path: Path, content: bytes, what: str) -> Path:
-    """Write a file atomically, with its folder; a UserError says ``what`` could not be written."""
+    """Write a file atomically, with its folder; a UserError says ``what`` could not be written.
+
+    A device or a pipe, such as /dev/stdout, gets the content itself.
+    """
     with write_errors(what, path):
+        if _is_device(path):
+            path.write_bytes(content)
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
     return path
+
+
+def _is_device(path: Path) -> bool:
+    return path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def _remove_leftovers(folder: Path, prefix: str) -> None:

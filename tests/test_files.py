@@ -38,6 +38,18 @@ def test_temporary_files_have_unique_names_and_symbolic_links_are_not_followed(t
     assert not victim.exists() and path.read_text() == "newer"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a pipe with a name")
+def test_a_pipe_is_written_to_and_never_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        files.write_file(pipe, b"content", "the result")
+        assert reader.communicate(timeout=60)[0] == b"content"
+    with pytest.raises(OSError, match="a device or a pipe"), files.atomic_write(pipe):
+        pass
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
 def test_files_have_the_permissions_that_the_umask_leaves(tmp_path):
     before = os.umask(0o027)
     try:

@@ -16,6 +16,11 @@ def bits_of(vertices: int) -> int:
     return max(1, (vertices - 1).bit_length())
 
 
+def dtype_of(vertices: int) -> np.dtype:
+    """The smallest integers that hold codes."""
+    return np.min_scalar_type(2 ** bits_of(vertices) - 1)
+
+
 def words_of(simplices: int) -> int:
     """The words that hold one bit of each simplex."""
     return -(-simplices // WORD)
@@ -36,7 +41,7 @@ def pack(codes: np.ndarray, vertices: int) -> np.ndarray:
 def unpack(planes: np.ndarray, simplices: int, vertices: int) -> np.ndarray:
     """The codes (N, simplices) of planes, in the smallest integers that hold them."""
     bits, n = bits_of(vertices), planes.shape[1]
-    dtype = np.min_scalar_type(2**bits - 1)
+    dtype = dtype_of(vertices)
     codes = np.zeros((n, simplices), dtype=dtype)
     rows = np.ascontiguousarray(planes.T, dtype="<u8").reshape(n, -1, bits)
     for bit in range(bits):

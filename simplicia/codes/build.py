@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from simplicia.codes.bits import dtype_of
 from simplicia.codes.store import SIDE, About, Model, Table, read
 from simplicia.data.decoding import explain
 from simplicia.data.folder import EXTENSIONS, list_images
@@ -181,4 +182,4 @@ def _codes(run: Run, pixels: np.ndarray) -> np.ndarray:
     if not features.isfinite().all():
         raise UserError(f"{run.path} gives features that are not finite; its training diverged")
     codes = represent(network, features, "codes").cpu().numpy()
-    return codes.astype(np.min_scalar_type(max(network.bottleneck.vertices - 1, 1)))
+    return codes.astype(dtype_of(network.bottleneck.vertices))

@@ -1,8 +1,6 @@
-"""An index of images by their codes: build it, search it, find duplicates, add and remove images."""
+"""An index of images by their codes: search it, find duplicates, and change it (see ``changes``)."""
 
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from simplicia.codes import bits, informative, store
-from simplicia.codes.build import encode_files, list_files, model_of
+from simplicia.codes import bits, changes, store
 from simplicia.codes.duplicates import DISTANCE, Group, find
-from simplicia.codes.store import About, Model, Table
-from simplicia.errors import Busy, UserError
-from simplicia.files import write_errors
+from simplicia.codes.store import About
+from simplicia.errors import UserError
 from simplicia.run import Run, load
-from simplicia.train.run_dir import lock
 
 SIMPLICES = 256
-SAMPLE = 4096  # images on which simplices are chosen, and vertices explained
 CANDIDATES = 100  # times k images that approximate search compares in all simplices
 EXAMPLES = 6  # images that a vertex stands for
 
@@ -90,36 +84,9 @@ class Index:
         Index('small.index', 8 images, 4 simplices)
         """
         run = run if isinstance(run, Run) else load(run)
-        model, images, path = model_of(run), Path(images), Path(out)
-        if simplices < 1:
-            raise UserError(f"simplices is {simplices}; it must be at least 1")
-        bottleneck: Any = run.network().bottleneck
-        total, vertices = bottleneck.simplices, bottleneck.vertices
-        if vertices > store.MOST_VERTICES:
-            most = store.MOST_VERTICES
-            raise UserError(f"{run.path} has {vertices} vertices; an index takes at most {most}")
-        with _writing(path):
-            if path.exists():
-                _check(store.read(path).about.model, model, path)
-            folder = images.resolve() if images.is_dir() else images.resolve().parent
-            about = About(
-                store.VERSION, model, _stored(folder, path), total, vertices, simplices=list(range(total))
-            )
-            files, skipped = list_files(images, folder)
-            tables, unreadable = encode_files(run, files, about, _parts(path), quiet)
-            sources = _newest(tables, {(file.name, *file.stamp) for file in files})
-            count = sum(len(rows) for _, rows in sources)
-            if not count:
-                name, reason = unreadable[0]
-                raise UserError(f"none of the {len(files)} images can be read, such as {name!r}: {reason}")
-            some = np.sort(np.random.default_rng(0).permutation(count)[:SAMPLE])
-            chosen = informative.choose(_rows(sources, some), vertices, simplices)
-            about = about.replace(simplices=chosen.tolist())
-            store.write(path, about, [(table, rows, chosen) for table, rows in sources])
-            del tables, sources
-            shutil.rmtree(_parts(path))
-        index = cls(path, run)
-        index.skipped = skipped + unreadable
+        skipped = changes.build(run, Path(images), Path(out), simplices, quiet)
+        index = cls(out, run)
+        index.skipped = skipped
         return index
 
     def add(self, images: str | Path, quiet: bool = True) -> int:
@@ -130,25 +97,9 @@ class Index:
         >>> index.add("photos")  # nothing is new
         0
         """
-        with _writing(self.path):
-            self._load()
-            files, skipped = list_files(Path(images), self.folder)
-            known = {
-                name: tuple(stamp)
-                for name, stamp in zip(self.names, self._table.stamps.tolist(), strict=True)
-            }
-            changed = [file for file in files if known.get(file.name) != file.stamp]
-            tables, unreadable = encode_files(self.run, changed, self.about, _parts(self.path), quiet)
-            sources = _newest(tables, {(file.name, *file.stamp) for file in changed})
-            new = {name for table, rows in sources for name in table.names(rows.tolist())}
-            kept = np.array([i for i, name in enumerate(self.names) if name not in new], dtype=np.int64)
-            if new:
-                store.write(self.path, self.about, [(t, r, None) for t, r in [(self._table, kept), *sources]])
-            del tables, sources
-            shutil.rmtree(_parts(self.path))
+        count, self.skipped = changes.add(self.run, Path(images), self.path, quiet)
         self._load()
-        self.skipped = skipped + unreadable
-        return len(new)
+        return count
 
     def remove(self, names: Iterable[str | Path]) -> int:
         """Remove images by name, or all below a folder; returns how many. No file is deleted.
@@ -156,27 +107,9 @@ class Index:
         >>> index.remove(["0.png"])
         1
         """
-        with _writing(self.path):
-            self._load()
-            gone: set[int] = set()
-            for name in map(str, names):
-                path = Path(name).resolve()  # the name may be the path of a file
-                inside = path.relative_to(self.folder) if path.is_relative_to(self.folder) else path
-                wanted = name.rstrip("/"), inside.as_posix()
-                below = [i for i, known in enumerate(self.names) if _is_below(known, wanted)]
-                if not below:
-                    raise UserError(
-                        f"{str(self.path)!r} has no image {name!r}; names are as in {self.names[0]!r}"
-                    )
-                gone.update(below)
-            kept = np.setdiff1d(np.arange(len(self)), list(gone))
-            if not len(kept):
-                raise UserError(
-                    f"this would remove all {len(self)} images; delete {str(self.path)!r} instead"
-                )
-            store.write(self.path, self.about, [(self._table, kept, None)])
+        count = changes.remove(map(str, names), self.path)
         self._load()
-        return len(gone)
+        return count
 
     def __len__(self) -> int:
         return len(self._table)
@@ -196,7 +129,7 @@ class Index:
     @property
     def folder(self) -> Path:
         """The folder that names are relative to."""
-        return self.path.parent.resolve() / self.about.folder
+        return changes.folder_of(self.about, self.path)
 
     @cached_property
     def names(self) -> list[str]:
@@ -242,7 +175,7 @@ class Index:
         (4, 8)
         """
         codes = self.run.encode(images, "codes").numpy()
-        return codes[:, self.simplices].astype(np.min_scalar_type(max(self.about.vertices - 1, 1)))
+        return codes[:, self.simplices].astype(bits.dtype_of(self.about.vertices))
 
     def search(
         self,
@@ -370,7 +303,7 @@ class Index:
     @cached_property
     def _sample(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows of some images, and their codes."""
-        rows = np.sort(np.random.default_rng(0).permutation(len(self))[:SAMPLE])
+        rows = np.sort(np.random.default_rng(0).permutation(len(self))[: changes.SAMPLE])
         return rows, self.codes(rows)
 
     def _load(self) -> None:
@@ -379,7 +312,7 @@ class Index:
         self._table = store.read(self.path)
 
     def _checked(self, run: Run) -> Run:
-        _check(self.about.model, model_of(run), self.path)
+        changes.check_model(self.about, run, self.path)
         return run
 
     def _queries(self, queries: Any) -> np.ndarray:
@@ -399,64 +332,4 @@ class Index:
             )
         if codes.shape[1] == self.about.total:
             codes = codes[:, self.simplices]
-        return codes.astype(np.min_scalar_type(max(self.about.vertices - 1, 1)))
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Hold the lock of an index; a UserError says why it cannot be written."""
-    with write_errors("the index", path):
-        try:
-            file = lock(path.parent, f".{path.name}.lock")
-        except Busy:
-            raise Busy(
-                f"the index {str(path)!r} is being written by another process; try again later"
-            ) from None
-        with file:
-            yield
-
-
-def _check(made: Model, given: Model, path: Path) -> None:
-    if made.digest != given.digest:
-        raise UserError(
-            f"the index {str(path)!r} was made by {made.name} in {made.run}, not by {given.name} in "
-            f"{given.run}; codes of two models do not compare: give the run that made it, or another index"
-        )
-
-
-def _parts(path: Path) -> Path:
-    """The folder with the work of an unfinished build."""
-    return path.with_name(f"{path.name}.building")
-
-
-def _stored(folder: Path, path: Path) -> str:
-    """A folder as an index stores it: relative to the index if it is below the same folder."""
-    here = path.parent.resolve()
-    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
-
-
-def _newest(tables: Sequence[Table], wanted: set[tuple[Any, ...]]) -> list[tuple[Table, np.ndarray]]:
-    """The rows of tables that are wanted, by name, size and time; each once."""
-    wanted, sources = set(wanted), []
-    for table in tables:
-        rows = []
-        for i, (name, stamp) in enumerate(zip(table.names(), table.stamps.tolist(), strict=True)):
-            if (name, *stamp) in wanted:
-                wanted.remove((name, *stamp))
-                rows.append(i)
-        sources.append((table, np.array(rows, dtype=np.int64)))
-    return sources
-
-
-def _rows(sources: Sequence[tuple[Table, np.ndarray]], rows: np.ndarray) -> np.ndarray:
-    """The codes of some rows of several tables, counted through."""
-    parts, start = [], 0
-    for table, kept in sources:
-        inside = rows[(rows >= start) & (rows < start + len(kept))] - start
-        parts.append(table.unpacked(kept[inside]))
-        start += len(kept)
-    return np.concatenate(parts)
-
-
-def _is_below(known: str, names: tuple[str, ...]) -> bool:
-    return any(known == name or known.startswith(f"{name}/") for name in names)
+        return codes.astype(bits.dtype_of(self.about.vertices))

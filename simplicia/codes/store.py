@@ -158,17 +158,22 @@ def read(path: Path) -> Table:
     """Map an index file; a UserError if it is none, or truncated."""
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        reason = "it is not a file" if path.exists() else "there is no such file"
+        raise UserError(f"the index {str(path)!r} cannot be opened: {reason}; make one with simplicia index")
     try:
         with safe_open(path, framework="numpy") as file:  # which checks the header and the size
-            about = About.from_json(json.loads((file.metadata() or {})[KEY]))
+            metadata = file.metadata() or {}
+            if KEY not in metadata:
+                raise ValueError("it holds other tensors")
+            about = About.from_json(json.loads(metadata[KEY]))
             shapes = {name: list(file.get_slice(name).get_shape()) for name in ARRAYS}
             types = {name: file.get_slice(name).get_dtype() for name in ARRAYS}
         with path.open("rb") as content:
             size = int.from_bytes(content.read(8), "little")
             header = json.loads(content.read(size))
     except OSError as error:
-        reason = error.strerror or str(error).splitlines()[0]
-        raise UserError(f"the index {str(path)!r} cannot be opened: {reason}") from error
+        raise UserError(f"the index {str(path)!r} cannot be opened: {error.strerror or error}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{str(path)!r} is no index, or a truncated one ({error}); make one with simplicia index"

@@ -42,21 +42,27 @@ def write_search(
     total = found.simplices
     pictures, rows = [], found.indices[0].tolist()
     for row, name, agree in zip(rows, found.names[0], found.agree[0].tolist(), strict=True):
-        words = [] if query is None else [f"{agree} of {total} agree"]
-        same = "" if query is None else ", ".join(map(str, sorted(index.agreeing(found.codes[0], row))))
-        pictures.append(Picture(name, thumbnail(index.folder / name), words, agree / total, same))
+        picture = Picture(name, thumbnail(index.folder / name), [])
+        if query is not None:
+            picture.words, picture.share = [f"{agree} of {total} agree"], agree / total
+            picture.simplices = ", ".join(map(str, sorted(index.agreeing(found.codes[0], row))))
+        pictures.append(picture)
     shared = []
     for vertex in vertices:
         count = f"{vertex.neighbours} of {len(rows)} results have it"
         words = [count, f"{100 * vertex.share:.1f} % of the index"]
         examples = [Picture(name, thumbnail(index.folder / name), []) for name in vertex.examples]
         shared.append((f"simplex {vertex.simplex}, vertex {vertex.vertex}", words, examples))
+    heading = (
+        f"{len(rows)} nearest images" if query else f"{len(rows)} of {len(index.having(filters))} images"
+    )
     return _write(
         out,
         title="Images with chosen vertices" if query is None else f"Images like {PurePath(query).name}",
         under=_about(index),
         filters=[f"simplex {simplex} has vertex {vertex}" for simplex, vertex in filters.items()],
         query=None if query is None else Picture(PurePath(query).name, thumbnail(Path(query)), []),
+        heading=heading,
         results=pictures,
         shared=shared,
         groups=None,
@@ -84,6 +90,7 @@ def write_duplicates(index: Index, groups: Sequence[Group], distance: float, out
         under=f"{_about(index)}; looks differ by at most {distance:g}",
         filters=[],
         query=None,
+        heading="",
         results=[],
         shared=[],
         groups=shown,

@@ -3,15 +3,21 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from simplicia.analyze.report_data import Analysis
+from simplicia.codes import Index
+from simplicia.data.datasets import load
+from simplicia.report.codes_page import write_search
 from simplicia.report.page import write
 
 pytestmark = pytest.mark.xdist_group("report")
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
+FIXTURE = Path(__file__).parents[1] / "fixtures/v0.1/run"
 EVIL = "<script>alert(1)</script>"
 QUOTED = "\"quoted' & <b>"
 BREAKING = "</script><img src=x onerror=alert(1)>\u2028"
@@ -56,6 +62,27 @@ def visit(browser):
     for context in contexts:
         context.close()
     assert problems == []
+
+
+def test_a_search_shows_examples_side_by_side_and_a_list_has_no_bars(visit, tmp_path):
+    (tmp_path / "photos").mkdir()
+    for i, image in enumerate(load("shapes", "test").images[:60]):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"photos/{EVIL[:8]}{i}.png")
+    index = Index.build(FIXTURE, tmp_path / "photos", tmp_path / "photos.index")
+    query = index.folder / index.names[0]
+    found = index.search([query], k=9)
+    shared = index.explain(found.codes[0], found.indices[0].tolist())
+    page = visit(write_search(index, query, found, shared, {}, tmp_path / "search.html"))
+    rows = page.locator(".shared")
+    assert rows.count() == len(shared) > 1
+    for i, vertex in enumerate(shared):
+        boxes = [figure.bounding_box() for figure in rows.nth(i).locator("figure").all()]
+        assert len(boxes) == len(vertex.examples) and len({box["y"] for box in boxes}) == 1
+        assert rows.nth(i).locator("h3").bounding_box()["y"] < boxes[0]["y"]
+    filters = {shared[0].simplex: shared[0].vertex}
+    page = visit(write_search(index, None, index.listed(filters, 3), [], filters, tmp_path / "list.html"))
+    assert page.locator("h2").all_inner_texts() == [f"3 of {len(index.having(filters))} images"]
+    assert page.locator("figure").count() == 3 and page.locator(".agree").count() == 0
 
 
 def analysis(folder):
