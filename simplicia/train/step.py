@@ -41,6 +41,7 @@ class Step:
         views: Views,
         fabric: Any,
         probe: OnlineProbe | None = None,
+        obstacle: str | None = None,  # why a GPU does not capture the step
     ):
         self.recipe, self.method, self.data, self.views, self.fabric = recipe, method, data, views, fabric
         self.total = recipe.epochs * data.batches
@@ -48,7 +49,7 @@ class Step:
         self.lr = torch.zeros((), device=fabric.device)
         self.optimizer = create_optimizer(method, recipe.optim, method.rates(), self.lr)
         self.probe = probe
-        self.obstacle: str | None = None  # why a GPU does not capture it, where "auto" would have
+        self.obstacle = obstacle
         self.setup()
 
     def setup(self) -> None:
@@ -181,16 +182,14 @@ def create_step(
     obstacle = _obstacle(recipe, method, fabric)
     if engine == "captured" and obstacle:
         raise UserError(f"engine is 'captured', but {obstacle}; 'eager' works")
-    is_automatic = engine == "auto"
-    if is_automatic:
+    reason = None
+    if engine == "auto":
+        reason = obstacle or _untried(recipe, method)
         compiles = fabric.device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        # micro-batches were captured on no GPU yet, so those who want that ask for it
-        captures = obstacle is None and recipe.accumulation_steps() == 1
-        engine = "captured" if captures else "compiled" if compiles else "eager"
+        engine = "captured" if reason is None else "compiled" if compiles else "eager"
     kinds = {"eager": Step, "compiled": CompiledStep, "captured": CapturedStep}
-    step = kinds[engine](recipe, method, data, views, fabric, probe)
-    step.obstacle = obstacle if is_automatic and fabric.device.type == "cuda" else None
-    return step
+    obstacle = reason if fabric.device.type == "cuda" else None
+    return kinds[engine](recipe, method, data, views, fabric, probe, obstacle)
 
 
 def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
@@ -209,6 +208,20 @@ def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
     if reason is None and recipe.precision != "bf16":
         return f"the precision is {recipe.precision}, not bf16"
     return reason
+
+
+def _untried(recipe: Recipe, method: Method) -> str | None:
+    """What "auto" does not capture because the tests that do so have not run on a GPU yet."""
+    from simplicia import engine
+
+    norms = engine.batch_norms(method.online.encoder)
+    if recipe.accumulation_steps() > 1:
+        what = f"a batch is {recipe.accumulation_steps()} micro-batches"
+    elif other := next((norm for norm in norms if not engine.is_replaceable(norm)), None):
+        what = f"the encoder's {type(other).__name__} takes one view after the other"
+    else:
+        return None
+    return f"{what}, which was not captured on a GPU yet; --engine captured does"
 
 
 class LARS(torch.optim.Optimizer):
