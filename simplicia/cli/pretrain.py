@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import simplicia
 from simplicia.cli.tables import Column, accuracy, cell, decimals, echo, table
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, Parser, Quiet, Settings, verb
-from simplicia.devices import choose, total_memory
 from simplicia.errors import UserError, is_out_of_memory
 from simplicia.progress import plural, say
 from simplicia.settings import with_changes
@@ -150,17 +149,19 @@ def _advice_if_memory_is_full(settings: Settings, device: str) -> Iterator[None]
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        if (size := _fitting(settings, choose(device))) is None:
+        if (size := _fitting(settings, device)) is None:
             raise  # the command line has an answer for all verbs
         raise UserError(
             f"the device is out of memory; use --process-batch-size {size}, which should fit"
         ) from None
 
 
-def _fitting(settings: Settings, device: Any) -> int | None:
+def _fitting(settings: Settings, where: str) -> int | None:
     """The size of micro-batches that a device should hold; None if none, or if the images decide settings."""
     from simplicia.analyze.model_cost import fitting_batch
+    from simplicia.devices import choose, total_memory
 
+    device = choose(where)
     recipe, memory = with_changes(settings.defaults, settings.changes), total_memory(device)
     if recipe.precision == "auto":
         recipe = with_changes(recipe, {"precision": "bf16" if device.type == "cuda" else "32"})
