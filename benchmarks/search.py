@@ -1,4 +1,4 @@
-"""Search and deduplicate drawn codes, beside FAISS's flat binary index of as many bytes.
+"""Search and deduplicate drawn codes, next to FAISS's flat binary index of as many bytes.
 
     python benchmarks/search.py [--faiss PYTHON] [--json results/bench/search.json]
 

@@ -1,4 +1,4 @@
-"""Duplicates and neighbours on photographs, with a run trained without labels, beside other ways.
+"""Duplicates and neighbours on photographs, with a run trained without labels, next to other ways.
 
     python benchmarks/search_quality.py RUN IMAGENETTE [--others PYTHON] [--out results/search]
 

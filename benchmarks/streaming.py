@@ -177,7 +177,7 @@ def child(code: str, *words: object) -> dict:
 
 
 def starting(folder: Path) -> dict:
-    """CPU seconds to a first batch of 256, without and with an index, beside ImageFolder's listing."""
+    """CPU seconds to a first batch of 256, without and with an index, next to ImageFolder's listing."""
     built = child(START, folder, "stream")
     rows = {name: [child(START, folder, name) for _ in range(3)] for name in ("ImageFolder", "stream")}
     cpu = {name: statistics.median(row["cpu_s"] for row in each) for name, each in rows.items()}

@@ -23,7 +23,7 @@ _RESNETS: dict[str, dict] = {
     "tiny": {"bottleneck": False, "depths": (1, 1, 1), "width": 32, "stem_stride": 2},
 }
 GIVEN = "given"  # the encoder's name in a run that got it from Python
-# what is said of the tiny encoder where it is chosen and exported
+# a note about the tiny encoder, for messages where it is chosen and exported
 NOT_THEIRS = " (of Simplicia only; torchvision and timm load resnet18: --encoder resnet18)"
 # a block's input, separately for its convolutions and its shortcut
 Forked = tuple[Tensor, Tensor]

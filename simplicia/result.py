@@ -222,7 +222,7 @@ def packed(correct: Sequence[bool]) -> dict[str, Any]:
 
 
 def unpacked(value: Any) -> list[bool] | None:
-    """What ``packed`` was given; None if a file holds anything else."""
+    """The inverse of ``packed``; None if a file holds anything else."""
     try:
         count, stored = value["images"], base64.b64decode(value["bits"], validate=True)
         if not isinstance(count, int) or len(stored) != -(-count // 8):

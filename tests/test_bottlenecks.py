@@ -351,7 +351,7 @@ def settings(folder, bottleneck):
 @pytest.mark.parametrize("bottleneck", ["embed", "gumbel", "vq", "vq-shared"])
 def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(bottleneck, folder, tmp_path, monkeypatch):
     name = f"byol-{bottleneck}"
-    uninterrupted = simplicia.pretrain(name, out=tmp_path / "whole", **settings(folder, bottleneck))
+    uninterrupted = simplicia.pretrain(name, out=tmp_path / "uninterrupted", **settings(folder, bottleneck))
     original = Step.__call__
 
     def stop_after_three(self, number):

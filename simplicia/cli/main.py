@@ -88,7 +88,7 @@ def _run(words: list[str]) -> int:
 
 
 def _flush() -> int:
-    """Write what is left of the output; returns the exit status. Python would complain at its exit."""
+    """Flush the output; returns the exit status. Python would complain at its exit."""
     try:
         sys.stdout.flush()
     except OSError as error:

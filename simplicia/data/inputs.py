@@ -195,7 +195,7 @@ def _sample(item: Any) -> Sample:
 
 
 def _label(label: Any) -> int | None:
-    """A class's number; None for what is no single whole number."""
+    """A class's number; None for anything but a single integer."""
     if isinstance(label, Tensor | np.ndarray) and label.ndim == 0:
         label = label.item()
     return int(label) if isinstance(label, int | np.integer) and not isinstance(label, bool) else None

@@ -24,7 +24,7 @@ from simplicia.methods.base import TargetMethod
 
 
 class Optimizer(Protocol):
-    """What the fused update reads of LARS."""
+    """The parts of LARS that the fused update reads."""
 
     param_groups: list[dict[str, Any]]  # params, weight_decay, trust, rate
     defaults: dict[str, Any]  # momentum, eta
@@ -34,7 +34,7 @@ class Optimizer(Protocol):
 
 
 class Probe(Protocol):
-    """What learns from a step's output, on the device."""
+    """An object that learns from a step's output, on the device."""
 
     def learn(self, output: Output, indices: Tensor) -> None: ...
 

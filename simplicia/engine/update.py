@@ -165,7 +165,7 @@ class FusedUpdate:
 
     @torch.no_grad()
     def _update_plainly(self, slot: Slot) -> None:
-        """What the kernels compute, for one slot."""
+        """Compute what the kernels compute, for one slot."""
         assert slot.grad is not None
         copy, grad = slot.source.detach(), slot.grad.float()
         weight = slot.weight if slot.low is None else merge_halves(copy, slot.low)

@@ -38,7 +38,7 @@ CELL = (
 
 
 class Measurement(NamedTuple):
-    """What was measured, and how. Only accuracies of equal measurements compare."""
+    """The data and protocol of an accuracy. Only accuracies of equal measurements compare."""
 
     dataset: str
     test_images: str

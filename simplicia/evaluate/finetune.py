@@ -101,7 +101,7 @@ class Trial(NamedTuple):
         return self.steps or (self.epochs or 0) * max(1, images // batch_size)
 
     def as_dict(self) -> dict[str, Any]:
-        """What a result says about the trial."""
+        """The fields of a result about the trial."""
         return {key: value for key, value in self._asdict().items() if value is not None}
 
 

@@ -10,7 +10,9 @@ from torch import Tensor
 TILE = 2048  # values that a program computes
 
 
-def at_once(logits: Tensor, vertices: int, temperatures: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+def multi_temperature(
+    logits: Tensor, vertices: int, temperatures: tuple[float, ...], dtype: torch.dtype
+) -> Tensor:
     """(N, L * V) logits to simplices (temperatures, N, L * V)."""
     logits = logits.contiguous()
     out = torch.empty(len(temperatures), *logits.shape, dtype=dtype, device=logits.device)

@@ -95,7 +95,7 @@ def preset_for(data: str) -> str:
 
 
 def preset_details(name: str, settings: ProbeSettings) -> dict[str, Any]:
-    """What a result says about a preset: its name, and settings that differ by more than their seeds."""
+    """The fields of a result about a preset: its name, and the settings that were changed."""
     changed = changed_settings(settings, preset(name))
     return {"preset": name if changed.keys() <= {"seed"} else f"{name}, changed", "changed": changed}
 
@@ -122,12 +122,12 @@ class TrainedProbes:
         return max(range(len(self.validation)), key=self.validation.__getitem__)
 
     def choice(self, t: int) -> dict[str, Any]:
-        """What a result says about the probe at the temperature with index ``t``."""
+        """The fields of a result about the probe at the temperature with index ``t``."""
         about = {"temperature": self.temperatures[t], "selected": self.rates[t]._asdict()}
         return about | {"validation_accuracy": self.validation[t]}
 
     def details(self) -> dict[str, Any]:
-        """What a result says about the training."""
+        """The fields of a result about the training."""
         how = self.settings
         products = "fp16" if precision(self.layer, self.run.device) == torch.half else "tf32"
         on_gpu = f"{'bf16 views, ' * how.augment}{products} products"

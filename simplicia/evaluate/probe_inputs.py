@@ -141,6 +141,6 @@ def simplices(logits: Tensor, vertices: int, temperatures: tuple[float, ...], dt
     """(N, L * V) to (temperatures, N, L * V). On a GPU the logits are read once for all temperatures."""
     if not runs_triton(logits.device):
         return torch.stack([simplicial(logits, vertices, tau).to(dtype) for tau in temperatures])
-    from simplicia.evaluate.multi_temperature_kernel import at_once
+    from simplicia.evaluate.multi_temperature_kernel import multi_temperature
 
-    return at_once(logits, vertices, temperatures, dtype)
+    return multi_temperature(logits, vertices, temperatures, dtype)

@@ -77,7 +77,7 @@ class Splits(NamedTuple):
         return check_classes(self.train, self.test)[1]
 
     def details(self) -> dict[str, Any]:
-        """What a result says about the splits."""
+        """The fields of a result about the splits."""
         sets = self[:3] if self.val_is_own else (self.train, self.test)
         return {
             "train_images": len(self.train) + len(self.val),

@@ -24,7 +24,7 @@ SOURCE = (
 
 @dataclass(frozen=True)
 class Budget:
-    """What one seed takes on one GPU; None: unknown, as on ImageNet or without timed steps."""
+    """The cost of one seed on one GPU; None: unknown, as on ImageNet or without timed steps."""
 
     runs: int
     hours: float | None = None

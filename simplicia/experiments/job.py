@@ -221,7 +221,7 @@ class Job:
 
 
 def reported(values: dict[str, Any]) -> dict[str, Any]:
-    """What a cell states of an evaluation."""
+    """The fields of an evaluation that a cell states."""
     return {key: values[key] for key in REPORTED if key in values}
 
 
@@ -231,7 +231,7 @@ def checkpoint_bytes(cost: Cost) -> int:
 
 
 def _facts(measured: Measurement | None) -> dict[str, Any]:
-    """What a cell states of its measurement: everything of an analysis, the main fields of an evaluation."""
+    """The fields of a measurement that a cell states: all of an analysis, the main ones of an evaluation."""
     if measured is None:
         return {}
     if "probe_seconds" in measured.details:  # an analysis

@@ -280,7 +280,7 @@ def coherence(job: Job, layer: str) -> Rows:
 
 
 def _ica_coherence(job: Job) -> tuple[dict[str, Any], Callable[[Run], dict[str, Any]]]:
-    """What is asked of ``analyze``, and the measurement."""
+    """The options of ``analyze``, and the measurement."""
     briefly = choose(job.options.device).type == "cpu"
     how = f", {EPOCHS_ON_CPU} epochs of at most {FIT_ON_CPU:,} images" if briefly else ""
 

@@ -1,4 +1,4 @@
-"""The page of all results: first what a reader takes in at once, then every experiment."""
+"""The page of all results: a summary, then every experiment."""
 
 import os
 import shlex
@@ -115,7 +115,7 @@ def page(results: Path, path: Path) -> str:
 
 
 def _unmeasured(folder: Path) -> str:
-    """What is not measured, at the number of epochs that most cells were measured with."""
+    """List the cells without results, at the number of epochs that most cells were measured with."""
     left = []
     for name, experiment in EXPERIMENTS.items():
         count = len(experiment.cells)
@@ -151,7 +151,7 @@ def _link(file: Path, page: Path) -> str:
 
 
 def _front(results: Path, page: Path) -> list[str]:
-    """What a reader takes in at once: Table 1, equal time, the controls, and what is left."""
+    """The summary: Table 1, equal time, the controls, and the measurements left to do."""
     folder = results / "paper"
     parts = [_note(folder / "front.json"), _table1(folder, page), _equal_time(folder, page)]
     parts += [_controls(folder, page), _left(folder, results / "bench" / "step.json")]
@@ -212,7 +212,7 @@ def _means(pairs: list[Pair]) -> list[str]:
 
 
 def _left(folder: Path, step_times: Path) -> str:
-    """What is planned and not measured yet, with the seconds that its training takes."""
+    """Planned measurements without results, with the seconds that their training takes."""
     budgets, lines = Budgets(step_times), []
     for planned in PLANNED:
         experiment = EXPERIMENTS[planned.experiment]

@@ -53,7 +53,7 @@ def sweep(
 
     A linear probe at the downstream ``temperatures`` measures each trial on held-out training images.
     ``prune`` stops trials whose online probe is below the median of the others (default: in a search).
-    ``resume`` continues the sweep in ``out``; what is not given again stays as it was. ``retry`` tries its
+    ``resume`` continues the sweep in ``out``; options not given again stay as they were. ``retry`` tries its
     failed trials again.
 
     >>> small = {"data": "digits", "epochs": 1, "batch_size": 200, "image_size": 8, "probe_epochs": 1}

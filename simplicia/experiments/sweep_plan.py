@@ -1,4 +1,4 @@
-"""What a sweep tries: a recipe, and values of some of its settings."""
+"""The plan of a sweep: a recipe, and values of some of its settings."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ Values = dict[str, list[Choice] | Range]  # by setting
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep does; stored with its trials, so that a resumed sweep is the same one."""
+    """The inputs of a sweep; stored with its trials, so that a resumed sweep is the same one."""
 
     recipe: Recipe
     grid: dict[str, list[Choice]]  # every combination is a trial
@@ -44,7 +44,7 @@ class Plan:
 
     @property
     def settings(self) -> Values:
-        """What is varied."""
+        """The settings that vary."""
         return {**self.grid, **self.search}
 
     @property
@@ -73,7 +73,7 @@ class Plan:
 def make_plan(
     recipe: Recipe | str, changes: dict[str, Any], asked: dict[str, Any], stored: Plan | None = None
 ) -> Plan:
-    """The plan of a sweep, checked; what is not asked is as in the stored plan, or the default.
+    """Make and check the plan of a sweep; fields not asked for come from the stored plan, or are the default.
 
     ``asked`` are the fields of the plan apart from the recipe; None: not asked.
     """

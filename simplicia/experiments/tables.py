@@ -80,7 +80,7 @@ def _error_of_difference(one: CellResult, two: CellResult) -> tuple[float, bool]
 
 
 def _budget(experiment: Experiment) -> list[str]:
-    """What rows of one table have in common, besides the protocol and the device."""
+    """Fields in which rows of one table agree, besides the protocol and the device."""
     return [] if experiment.mixes_epochs else ["epochs"]
 
 
@@ -162,7 +162,7 @@ def _mean_of_seeds(rows: list[CellResult]) -> list[CellResult]:
 
 
 def _caption(experiment: Experiment, rows: list[CellResult]) -> str:
-    """What all rows have in common: protocol and budget."""
+    """Describe the protocol and budget of all rows."""
     row = rows[0]
     words = [experiment.title, _protocol(row)]
     if encoders := list(dict.fromkeys(row.encoder for row in rows if row.encoder is not None)):

@@ -1,4 +1,4 @@
-"""What the methods share: their registry, the online network, the EMA target and the ring queue."""
+"""The parts that methods share: the registry, the online network, the EMA target and the ring queue."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from simplicia.settings import Entry, Registry
 
 
 class Bottleneck(Protocol):
-    """What a method asks of the module between encoder and projector."""
+    """The interface of the module between encoder and projector."""
 
     out_features: int
     blocks: int  # diagonal blocks of the projector's first layer

@@ -113,7 +113,7 @@ def thumbnail(path: Path) -> str | None:
 
 
 def _copy(place: int, exact: bool, look: float) -> str:
-    """What an image is to the first of its group."""
+    """The relation of an image to the first of its group."""
     return "largest file" if not place else "same bytes" if exact else _distance(look)
 
 

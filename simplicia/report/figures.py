@@ -208,7 +208,7 @@ def layer_name(layer: str) -> str:
 
 
 def describe(result: Result) -> str:
-    """What a result measured, in words: "linear probe of the simplices, epochs 8"."""
+    """Describe a result in words: "linear probe of the simplices, epochs 8"."""
     preset = str(result.get("preset") or "").partition(",")[0]
     kind = result.protocol.removeprefix("offline ").replace("weighted kNN", "kNN")
     words = [f"{kind} of the {layer_name(result.layer)}" if result.layer else kind]

@@ -16,7 +16,7 @@ CLASSES = 3  # named for each vertex
 
 @dataclass
 class Summary:
-    """What a reader should know first of a run."""
+    """A run in a few numbers and sentences."""
 
     headlines: list[tuple[str, Cell]]
     health: list[tuple[bool, str]]  # whether it is fine, and a sentence

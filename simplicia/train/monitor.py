@@ -44,7 +44,7 @@ class OnlineProbe:
         if train.labels is None or test.labels is None:
             raise ValueError("online probes need labels")
         self.method, self.statistics, self.device = method, statistics, device
-        self.stored, self.size = stored, size  # of images, and of what is seen of them
+        self.stored, self.size = stored, size  # sides of stored images, and of the views of them
         self.train, self.test = train, test
         self.labels = train.labels.to(device)
         self.classes = len(train.classes)

@@ -259,25 +259,22 @@ class Recipe:
 
     def build(self, encoder: torch.nn.Module | None = None) -> methods.Method:
         """The method with its encoder and bottleneck, freshly initialised, or with the ``encoder`` given."""
+        has_temperature = "temperature" in bottlenecks.options(self.bottleneck)
         try:
-            return self._build(encoder)
+            return methods.create(
+                self.method,
+                *self.trunk(encoder),
+                self.sem.second_temperature if has_temperature else None,
+                self.sem.entropy_weight,
+                self.sem.centred,
+                **methods.converted(self.method, self.options),
+            )
         except UserError:
             raise
         except (ValueError, TypeError, RuntimeError, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
             raise UserError(f"this model cannot be built: {' '.join(str(error).split())[:300]}") from error
-
-    def _build(self, given: torch.nn.Module | None) -> methods.Method:
-        has_temperature = "temperature" in bottlenecks.options(self.bottleneck)
-        return methods.create(
-            self.method,
-            *self.trunk(given),
-            self.sem.second_temperature if has_temperature else None,
-            self.sem.entropy_weight,
-            self.sem.centred,
-            **methods.converted(self.method, self.options),
-        )
 
     def trunk(self, given: torch.nn.Module | None = None) -> tuple[Any, Any]:
         """The encoder and the bottleneck, without the method's projector."""

@@ -65,7 +65,7 @@ DATA: dict[str, dict[str, Any]] = {
     "imagenet": {
         "data": "imagenet",
         "image_size": 224,
-        "decode_size": 256,  # of which the paper tests the middle
+        "decode_size": 256,  # the paper tests the centre crop
         "stem": "imagenet",
         "epochs": 200,
         "batch_size": 4096,  # as its code; its text has 256
@@ -174,7 +174,7 @@ def _parts() -> dict[str, tuple[str, str, str]]:
 
 
 def _tails() -> dict[str, dict[str, Any]]:
-    """What follows a method's name; a bottleneck without a row of its own has its default options."""
+    """Endings of recipe names; a bottleneck without a row of its own has its default options."""
     others = {f"-{name}": {"bottleneck": name} for name in bottlenecks.names() if name != "none"}
     return TAILS | {tail: changes for tail, changes in others.items() if tail not in TAILS}
 

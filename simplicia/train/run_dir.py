@@ -169,7 +169,7 @@ def check_same_recipe(folder: Path, wanted: Recipe) -> None:
 
 
 def resume_command(folder: Path, recipe: Recipe, processes: int) -> str:
-    """What goes on with a run: a command, or in Python a call."""
+    """The command, or in Python the call, that continues a run."""
     needs_python = recipe.data == datasets.MEMORY or recipe.encoder == encoders.GIVEN
     is_named = recipe.name in recipes.names() and not needs_python
     if errors.at_terminal and not needs_python:

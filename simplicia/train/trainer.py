@@ -177,7 +177,7 @@ class Trainer:
             self.stop = Interrupted(message, agreed_signal)
 
     def state(self, loss: float) -> dict[str, Any]:
-        """What ``state.json`` of a checkpoint holds."""
+        """The content of a checkpoint's ``state.json``."""
         mean, std = self.statistics
         return {
             "total_steps": self.total,
@@ -248,7 +248,7 @@ class Trainer:
         return state
 
     def describe(self, chosen: list[str]) -> list[str]:
-        """What is about to be trained, in lines for people; ``chosen``: settings resolved from "auto"."""
+        """Describe the training in a few lines; ``chosen``: settings resolved from "auto"."""
         trained = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
         name, images = self.recipe.name, self.images
         lines = [f"{name}: {plural(len(images), 'image')} of {images.name}, {trained:,} parameters"]

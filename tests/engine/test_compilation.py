@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 
 from simplicia.engine import update
 from simplicia.engine.norm import FusedSimplicialEmbedding, fuse_norms
-from simplicia.evaluate.multi_temperature_kernel import at_once
+from simplicia.evaluate.multi_temperature_kernel import multi_temperature
 
 H200 = GPUTarget("cuda", 90, 32)
 NUMBERS = {int: "i32", float: "fp32"}
@@ -104,5 +104,5 @@ def test_updates_compile(compiled, halves, momentum):
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
 def test_simplices_at_several_temperatures_compile(compiled, kind):
-    at_once(torch.ones(256, 5 * 13), 13, (0.1, 1.0), kind)
+    multi_temperature(torch.ones(256, 5 * 13), 13, (0.1, 1.0), kind)
     assert compiled == {"softmaxes"}

@@ -15,13 +15,13 @@ TEMPERATURES = (1e-6, 1e-4, 0.1, 1.0, 10.0, 0.0)
 @pytest.mark.parametrize("shape", [(9, 7, 13), (3, 700, 13), (5, 5, 2), (2, 3, 64), (4, 4, 1), (2, 1, 2100)])
 @pytest.mark.parametrize("dtype", [torch.half, torch.float32])
 def test_the_kernel_matches_softmax(shape, dtype):
-    from simplicia.evaluate.multi_temperature_kernel import at_once
+    from simplicia.evaluate.multi_temperature_kernel import multi_temperature
 
     torch.manual_seed(0)
     images, count, vertices = shape
     logits = 3 * torch.randn(images, count * vertices)
     logits[0] = logits[0].round()  # some are equal
-    result = at_once(logits.cuda() if GPU else logits, vertices, TEMPERATURES, dtype).cpu()
+    result = multi_temperature(logits.cuda() if GPU else logits, vertices, TEMPERATURES, dtype).cpu()
     assert result.dtype == dtype
     for ours, tau in zip(result.float(), TEMPERATURES, strict=True):
         exact = simplicial(logits.double(), vertices, tau).float()

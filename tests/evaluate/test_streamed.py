@@ -52,8 +52,8 @@ def run(tmp_path, photos):
 def test_streamed_features_probes_and_neighbours_equal_those_in_memory(run, monkeypatch):
     streamed, decoded = load_labelled(run), load_labelled(replace(run.recipe, data_device="host"))
     assert streamed[0].streamed and not decoded[0].streamed
-    whole = encoder_features(run, decoded[0].images)
-    assert (encoder_features(run, streamed[0].images) - whole).abs().max() < 0.05 * whole.abs().max()
+    expected = encoder_features(run, decoded[0].images)
+    assert (encoder_features(run, streamed[0].images) - expected).abs().max() < 0.05 * expected.abs().max()
     quick = ProbeSettings(epochs=2, augment=True)
     for layer in ("sem", "codes"):
         first, other = (knn(run, *sets, layer, k=5).accuracy for sets in (streamed, decoded))
@@ -62,7 +62,8 @@ def test_streamed_features_probes_and_neighbours_equal_those_in_memory(run, monk
     monkeypatch.setattr(features, "MAPPED_BYTES", 0)
     run.features.clear()
     mapped = encoder_features(run, streamed[0].images)
-    assert mapped.dtype == torch.half and (mapped.float() - whole).abs().max() < 0.05 * whole.abs().max()
+    assert mapped.dtype == torch.half
+    assert (mapped.float() - expected).abs().max() < 0.05 * expected.abs().max()
     run.features.clear()
     assert abs(knn(run, *streamed, "codes", k=5).accuracy - first) <= 10
     assert probe(run, *streamed, "sem", ProbeSettings(epochs=2)).accuracy >= 0
@@ -75,10 +76,10 @@ def test_encode_streams_and_leaves_unreadable_images_out(tmp_path, run, photos, 
     out, place = tmp_path / "out.npz", photos / "train"
     count, layers, skipped = encode(run, str(place), out, ("codes", "sem"), None, "online", None, True)
     assert (count, layers, skipped) == (40, ["codes", "sem"], [])
-    whole = dict(np.load(out))
-    assert whole["codes"].dtype == np.uint8 and whole["sem"].shape == (40, 8 * 13)
-    files = [str(place / file) for file in whole["files"]]
-    assert np.abs(run.encode(files).numpy() - whole["sem"]).max() < 0.1
+    expected = dict(np.load(out))
+    assert expected["codes"].dtype == np.uint8 and expected["sem"].shape == (40, 8 * 13)
+    files = [str(place / file) for file in expected["files"]]
+    assert np.abs(run.encode(files).numpy() - expected["sem"]).max() < 0.1
     for folder in (place, place / "a", place / "b"):  # as if nothing had happened there lately
         os.utime(folder, ns=(10**18, 10**18))
     encode(run, str(place), out, ("codes",), None, "online", None, True)
@@ -87,8 +88,10 @@ def test_encode_streams_and_leaves_unreadable_images_out(tmp_path, run, photos, 
         count, _, skipped = encode(run, str(place), out, ("sem",), None, "online", None, True)
         assert count == 39 and skipped == [("b/07.jpg", reason)]
     some = np.load(out)
-    kept = whole["files"] != "b/07.jpg"
-    assert (some["files"] == whole["files"][kept]).all() and np.allclose(some["sem"], whole["sem"][kept])
+    kept = expected["files"] != "b/07.jpg"
+    assert (some["files"] == expected["files"][kept]).all() and np.allclose(
+        some["sem"], expected["sem"][kept]
+    )
     assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["out.npz"]
 
 

@@ -170,7 +170,7 @@ def test_page_separates_the_papers_protocol_from_others(tmp_path):
     assert "[BYOL](../results/other/table1.json) | 70.7 | 33.3" in second and "A note" not in second
 
 
-def test_page_opens_with_what_a_reader_takes_in_at_once(tmp_path):
+def test_page_opens_with_a_summary(tmp_path):
     (tmp_path / "paper").mkdir()
     short = {"paper": None, "seed": 0}
     timed = row(experiment="equal-time", cell="BYOL, time of 200 epochs", **short)

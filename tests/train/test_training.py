@@ -91,7 +91,7 @@ def stop_at(monkeypatch, step):
 @pytest.mark.parametrize("method", methods.names())
 def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(method, folder, tmp_path, monkeypatch):
     name = f"{method}-sem"
-    uninterrupted = simplicia.pretrain(name, out=tmp_path / "whole", **settings(folder, method))
+    uninterrupted = simplicia.pretrain(name, out=tmp_path / "uninterrupted", **settings(folder, method))
     with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted, match="step 5 of 12"):
         stop_at(patch, 5)  # in the middle of the second epoch
         simplicia.pretrain(name, out=tmp_path / "broken", **settings(folder, method))
@@ -106,7 +106,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(method, folder, 
     assert one.keys() == two.keys()
     for key in one:
         assert torch.equal(one[key], two[key]), key
-    lines = [(tmp_path / f / "log.jsonl").read_text().splitlines() for f in ("whole", "broken")]
+    lines = [(tmp_path / f / "log.jsonl").read_text().splitlines() for f in ("uninterrupted", "broken")]
     logged = [[json.loads(line)["loss"] for line in log if '"loss"' in line] for log in lines]
     assert logged[0] == logged[1] and len(logged[0]) == 5  # steps 1, 2, 4, 8, 12
 
@@ -258,7 +258,7 @@ def test_a_second_temperature_equal_to_the_first_is_no_change(tmp_path):
 def test_a_run_resumes_after_its_image_folder_moved(folder, tmp_path, monkeypatch):
     shutil.copytree(folder, tmp_path / "photos")
     small = settings(tmp_path / "photos")
-    uninterrupted = simplicia.pretrain("byol-sem", out=tmp_path / "whole", **small)
+    uninterrupted = simplicia.pretrain("byol-sem", out=tmp_path / "uninterrupted", **small)
     with monkeypatch.context() as patch, pytest.raises(simplicia.errors.Interrupted):
         stop_at(patch, 5)
         simplicia.pretrain("byol-sem", out=tmp_path / "run", **small)
@@ -535,7 +535,7 @@ def test_views_are_cut_from_uncropped_images(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "OnlineProbe", probed)
     small = settings(tmp_path / "photos", epochs=1, online_every=1, batch_size=8)
     for name, changes in (
-        ("whole", {}),
+        ("uncropped", {}),
         ("host", {"data_device": "host"}),
         ("held", {"holdout": 0.25}),
         ("centre", {"keep_aspect": False}),
