@@ -1,6 +1,6 @@
 """Streaming beside a GPU: ``python benchmarks/streaming_gpu.py DATA``.
 
-DATA is Imagenette, as a folder or packed. Three parts go to results/scale/streaming-gpu.json, each when it is done:
+DATA is Imagenette, as a folder or packed. Each of three parts is added to results/scale/streaming-gpu.json:
 
 loader    images/s of the loader alone, and of torchvision's two views in worker processes
 step      seconds of a step of imagenet-byol-sem on streamed photographs and on resident ones, in turns
