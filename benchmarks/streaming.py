@@ -33,6 +33,12 @@ PHOTOS, FOLDERS, SEED = 100, 1000, 0
 LINKS = 60_000  # ext4 allows 65,000 of one file
 
 
+def enlarge(small: Image.Image, rng: np.random.Generator, noise: float) -> Image.Image:
+    """A picture of 500 x 375 pixels with noise, so that its file is as large as ImageNet's."""
+    pixels = np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC), dtype=float)
+    return Image.fromarray((pixels + rng.normal(0, noise, pixels.shape)).clip(0, 255).astype(np.uint8))
+
+
 def make_photos(folder: Path, data_dir: str | None) -> list[Path]:
     """Photographs of 500 x 375 pixels."""
     rng = np.random.default_rng(SEED)
@@ -43,9 +49,7 @@ def make_photos(folder: Path, data_dir: str | None) -> list[Path]:
             small = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
         else:
             small = Image.open(path).convert("RGB")
-        pixels = np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC), dtype=float)
-        noisy = (pixels + rng.normal(0, 8, pixels.shape)).clip(0, 255).astype(np.uint8)
-        Image.fromarray(noisy).save(folder / f"{i:03d}.jpg", quality=93)
+        enlarge(small, rng, 8).save(folder / f"{i:03d}.jpg", quality=93)
     return sorted(folder.glob("*.jpg"))
 
 

@@ -34,6 +34,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def local_world_size() -> int:
+    """How many of the processes share this machine; all, if their launcher does not say."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size())))
+
+
 def _collective(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Keep a collective out of compiled code, and skip it with one process."""
     # torch.compiler.disable would import the compiler with this module, which doubles the time of the import

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from simplicia.distributed import from_leader, local_world_size
 from simplicia.errors import UserError
 from simplicia.files import atomic_write, locked
 
@@ -283,13 +284,9 @@ def _check_disk(cache: Path, shape: tuple[int, ...]) -> None:
 
 
 def fits_memory(count: int, size: int) -> bool:
-    """Whether decoded images take at most half of the free memory; of another process, if it decides."""
-    import torch.distributed as dist
-
-    decision = [2 * count * 3 * size * size <= free_memory()]
-    if dist.is_available() and dist.is_initialized():
-        dist.broadcast_object_list(decision, 0)  # what is free may differ, and all must do the same
-    return decision[0]
+    """Whether decoded images take at most half of the free memory, with a copy in each process."""
+    # what is free may differ between machines, and all processes must do the same
+    return from_leader(lambda: 2 * count * 3 * size * size * local_world_size() <= free_memory())
 
 
 def free_memory() -> float:

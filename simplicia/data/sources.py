@@ -97,13 +97,10 @@ class Source:
             raise Unreadable("lies outside of its folder")
         try:
             if name.endswith(".parquet"):
+                self._check_unchanged(os.stat(self.root / name), shard_size, changed)
                 return self._row(name, offset, size)
             with open(self.root / name, "rb", buffering=0) as file:
-                state = os.fstat(file.fileno())
-                if state.st_size != shard_size or (changed and state.st_mtime_ns != changed):
-                    if self.index is not None:
-                        self.index.unlink(missing_ok=True)  # the next process builds another one
-                    raise Unreadable("has changed since it was indexed")
+                self._check_unchanged(os.fstat(file.fileno()), shard_size, changed)
                 if size == 0:
                     raise Unreadable("is empty")
                 file.seek(offset)
@@ -115,6 +112,13 @@ class Source:
         if len(data) < size:
             raise Unreadable("is cut off")
         return data
+
+    def _check_unchanged(self, state: os.stat_result, size: int, changed: int) -> None:
+        """`Unreadable` unless a file has the size, and the time of change if one is known, of the index."""
+        if state.st_size != size or (changed and state.st_mtime_ns != changed):
+            if self.index is not None:
+                self.index.unlink(missing_ok=True)  # the next process builds another one
+            raise Unreadable("has changed since it was indexed")
 
     def _row(self, name: str, group: int, row: int) -> bytes:
         """A row of a parquet file. A group of rows is read as one; the last few are kept."""

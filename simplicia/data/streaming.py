@@ -21,7 +21,7 @@ from simplicia.data.crops import TRIES, Box, centre_square, crop_encoded, random
 from simplicia.data.decoding import explain
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.data.sources import Names, Source
-from simplicia.distributed import world_size
+from simplicia.distributed import local_world_size
 from simplicia.errors import UserError
 from simplicia.progress import say
 
@@ -271,4 +271,4 @@ class StreamLoader(DeviceLoader):
 def default_threads() -> int:
     """The CPU cores that this process may use, divided among the processes of this machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))))
+    return max(1, cores // local_world_size())

@@ -168,6 +168,18 @@ def test_files_that_change_or_vanish_are_noticed_when_they_are_read(photos):
     assert source.read(5)
 
 
+@pytest.mark.parametrize("kind", ["tar", "parquet", "file"])
+def test_shards_that_change_or_vanish_are_noticed_when_they_are_read(tmp_path, photos, kind):
+    make = as_tar if kind == "tar" else lambda *places: as_table(*places, kind)
+    source = open_source(make(tmp_path / "shards", photos))
+    first, second = (source.root / name for name, *_ in source.about["shards"])
+    first.write_bytes(first.read_bytes())  # the same again
+    second.unlink()
+    for i, message in ((0, "has changed"), (11, "is gone")):
+        with pytest.raises(Unreadable, match=message):
+            source.read(i)
+
+
 def test_a_shard_that_was_cut_gives_what_is_left_of_it(tmp_path, photos):
     folder = as_tar(tmp_path / "shards", photos)
     shard = folder / "001.tar"
@@ -232,8 +244,10 @@ def test_auto_streams_what_does_not_fit_into_memory(photos, monkeypatch):
     assert load().streamed
     datasets.load(str(photos), size=16, stream=True)  # leaves an index
     assert load().streamed
-    monkeypatch.undo()
+    monkeypatch.setattr("simplicia.data.decoding.free_memory", lambda: 10**6)
     assert not load().streamed
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "64")  # each process would have a copy
+    assert load().streamed
 
 
 def test_sets_without_files_are_not_streamed():

@@ -97,7 +97,7 @@ def test_gradients_of_large_matrices_may_be_averaged_in_16_bits(ten_steps):
     assert rounded["losses"] == pytest.approx(two["losses"], rel=1e-3)
     velocities = {key: value for key, value in two["state"].items() if key.startswith("velocity.")}
     for key, value in velocities.items():
-        assert rounded["state"][key] == pytest.approx(value, rel=0.02, abs=1e-6), key
+        assert rounded["state"][key] == pytest.approx(value, rel=0.02, abs=1e-4), key
     differing = {k for k, v in velocities.items() if abs(rounded["state"][k] - v) > 1e-5 * v}
     assert "velocity.online.bottleneck.embedder.weight" in differing
 
