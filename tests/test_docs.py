@@ -117,8 +117,8 @@ def test_performance_shows_the_stored_probe_times():
     assert before in page
 
 
-def test_performance_shows_accuracies_with_and_without_centring():
-    page = text("docs/performance.md")
+def test_engine_notes_show_accuracies_with_and_without_centring():
+    page = text("docs/engine-notes.md")
     for name, words in (("byol-sem-100-uncentred", "without it"), ("byol-sem-100", "with it")):
         row = stored(f"cifar100/{name}.json")["results"][0]
         assert row["layer"] == "sem" and f"{accuracy(row)} % {words} ([{name}.json]" in page
@@ -144,7 +144,7 @@ def test_performance_shows_the_stored_view_times():
 
 
 def test_performance_shows_the_stored_step_times():
-    page = text("docs/performance.md")
+    page, notes = text("docs/performance.md"), text("docs/engine-notes.md")
     rows = stored("bench/step.json")
     for row in rows:
         name = f"| {row['recipe']} | {row['changes'].get('optim.momentum_bits', '32')} bits"
@@ -159,13 +159,13 @@ def test_performance_shows_the_stored_step_times():
         kinds = "convolutions", "normalisation", "matrix products", "update", "elementwise"
         if row["process"] < 5:
             by_kind = " | ".join(f"{row['ms_of'][kind]:.2f}" for kind in kinds)
-            assert f"{name} | {by_kind} |" in page
+            assert f"{name} | {by_kind} |" in notes
     byol, sem = (f"{row['ms_per_step']:.2f}" for row in rows[:2])
     assert f"takes {byol} ms for BYOL and {sem} ms for BYOL + SEM" in text("README.md")
 
 
-def test_performance_shows_the_stored_history_of_the_step():
-    page = text("docs/performance.md")
+def test_engine_notes_show_the_stored_history_of_the_step():
+    page = text("docs/engine-notes.md")
     files = [*(RESULTS / "archive").glob("*-bench-step.json"), RESULTS / "bench/step.json"]
     assert len(files) == 5
     for path in files:
@@ -179,8 +179,8 @@ def test_performance_shows_the_stored_history_of_the_step():
         assert f"{times} [{rows[0]['commit']}](../{path.relative_to(ROOT)})" in page
 
 
-def test_performance_has_only_stored_times_of_variants():
-    page = text("docs/performance.md")
+def test_pages_on_speed_have_only_stored_times_of_variants():
+    page = text("docs/performance.md") + text("docs/engine-notes.md")
     tuning = stored("bench/tuning.json")
     known = {f"{row['ms_per_step']:.3f}" for run in tuning["runs"] for row in run["rows"]}
     known |= {f"{row['ms']:g}" for row in tuning["alone"]["rows"]}
