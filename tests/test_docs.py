@@ -366,6 +366,9 @@ def test_notes_on_equal_time_agree_with_the_cells():
     assert "These have {:.1f} and {:.1f}".format(*sems) in note
     ahead = [a - b for a, b in zip(bases, sems, strict=True)]
     assert "BYOL is {:.1f} and {:.1f} ahead".format(*ahead) in note
+    front = text("results/paper/front.md")
+    assert f"BYOL is {min(ahead):.1f} to {max(ahead):.1f} ahead of BYOL + SEM with L = 5000" in front
+    assert "its difference is within the standard error" in front
     table1 = next(r for r in stored("paper/table1.json") if (r["cell"], r["epochs"]) == ("VICReg", 200))
     assert (base["run"], base["accuracy"]) == (table1["run"], table1["accuracy"])
 

@@ -118,7 +118,7 @@ def test_cells_that_set_their_epochs_share_a_table(tmp_path):
     assert "| Barlow Twins | 61.3 ± 0.5 | 80 | 90 |" in text
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "speedrun.json").write_text(json.dumps([long, short]))
-    assert "speedrun (8 of 10 cells)," in page(tmp_path, tmp_path / "page.md")
+    assert "speedrun (13 of 15 cells)," in page(tmp_path, tmp_path / "page.md")
 
 
 def test_note_shared_by_all_rows_is_in_the_caption():
@@ -177,6 +177,7 @@ def test_page_opens_with_what_a_reader_takes_in_at_once(tmp_path):
     files = {
         "table1": [row(), row(cell="BYOL + SEM", accuracy=64.0, paper=73.9), row(seed=1, accuracy=62.0)],
         "equal-time": [timed, timed | {"cell": "BYOL + SEM/8, time of 200 epochs", "epochs": 163}],
+        "paper-budget": [row(cell="SwAV", paper=64.6, accuracy=64.0, epochs=1000)],
         "centred": [row(cell="MoCo + SEM, p", **short), row(cell="MoCo + SEM, p", seed=1, accuracy=62.26)],
     }
     for name, cells in files.items():
@@ -190,7 +191,8 @@ def test_page_opens_with_what_a_reader_takes_in_at_once(tmp_path):
         in first
     )
     assert "61.3 ± 0.5 | 61.3 ± 0.5 | +0.0 ± 0.7 | unpaired | 200 and 163 | 0 |" in first
-    assert "| centred | [MoCo + SEM, p](paper/centred.json) | 61.8 ± 0.7 | 200 | 0, 1 |" in first
+    assert "| centred | [MoCo + SEM, p](paper/centred.json) | 61.8 ± 0.7 | - | 200 | 0, 1 |" in first
+    assert "| paper-budget | [SwAV](paper/paper-budget.json) | 64.0 ± 0.5 | 64.6 | 1000 | 0 |" in first
     assert "| `reproduce centred` | 5 | unknown |" in first
     assert "| `reproduce table1 --only byol vicreg --epochs 200 --seeds 1 2` | 3 | unknown |" in first
     times = [
