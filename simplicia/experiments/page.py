@@ -52,15 +52,7 @@ SECONDS = """
 Seconds are estimates of training alone, from the step times in `bench/step.json`; a probe takes one to four
 minutes more. Runs that several commands share count in each.
 """
-CONTROLS = (
-    "dino-short",
-    "hard-discretisation",
-    "centred",
-    "learning-rate",
-    "embed-control",
-    "gain",
-    "elsewhere",
-)
+CONTROLS = ("dino-short", "hard-discretisation", "centred", "learning-rate", "embed-control")
 
 
 @dataclass(frozen=True)
@@ -190,14 +182,17 @@ def _equal_time(folder: Path, page: Path) -> str:
 
 
 def _accuracies(title: str, names: Iterable[str], folder: Path, page: Path) -> str:
-    """The measured cells of experiments, by epochs."""
+    """The measured cells of experiments, each after its longest training."""
     lines = []
     for name in names:
         experiment, file = EXPERIMENTS[name], folder / f"{name}.json"
         measured = [row for row in store.read(file) if row.accuracy is not None and row.failed is None]
-        measured.sort(key=lambda row: (row.epochs or 0, experiment.index(row.cell), row.seed or 0))
-        for (cell, epochs), rows in groupby(measured, key=lambda row: (row.cell, row.epochs)):
-            same = list(rows)
+        measured.sort(
+            key=lambda row: (experiment.index(row.cell), row.cell, -(row.epochs or 0), row.seed or 0)
+        )
+        for cell, rows in groupby(measured, key=lambda row: row.cell):
+            epochs, longest = next(groupby(rows, key=lambda row: row.epochs))
+            same = list(longest)
             named = row_name(cell, _link(file, page))
             paper = "-" if same[0].paper is None else f"{same[0].paper:.1f}"
             lines.append([name, named, _mean(same), paper, str(epochs or "-"), _seeds(same)])
