@@ -37,7 +37,7 @@ def obstacle(method: Method, device: torch.device, size: int = 32) -> str | None
         return f"{name} overrides after_step, which the fused update replaces"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    return _host_reads(method.online.encoder, size)
+    return _encoder_obstacle(method.online.encoder, size)
 
 
 def batch_norms(module: nn.Module) -> list[Any]:
@@ -51,24 +51,27 @@ def is_replaceable(norm: Any) -> bool:
     return is_plain and norm.track_running_stats and norm.momentum is not None
 
 
-def _host_reads(encoder: nn.Module, size: int) -> str | None:
-    """Why an encoder's forward pass waits for the device, which a recorded one cannot; None if it does not.
+def _encoder_obstacle(encoder: nn.Module, size: int) -> str | None:
+    """Why a step with this encoder cannot be captured: it waits for the device, or does not use a weight.
 
-    Runs it without numbers, so a decision that depends on them is an error.
+    Passes forward and backward through it without numbers, so a decision that depends on them is an error.
     """
     if isinstance(encoder, ResNet):
         return None
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode = FakeTensorMode()
-    tensors = dict([*encoder.named_parameters(), *encoder.named_buffers()])
-    like = next(iter(encoder.parameters()), torch.empty(0))
+    mode, fake = FakeTensorMode(), dict[str, Tensor]()
     try:
-        fake: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
-        with mode, torch.no_grad():
-            images = torch.empty(2, 3, size, size, device=like.device)
-            torch.func.functional_call(encoder, fake, (images,))
+        for name, tensor in [*encoder.named_parameters(), *encoder.named_buffers()]:
+            fake[name] = mode.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
+        trained = {name: tensor for name, tensor in fake.items() if tensor.requires_grad}
+        device = next(encoder.parameters(), torch.empty(0)).device
+        with mode, torch.enable_grad():
+            images = torch.empty(2, 3, size, size, device=device)
+            features = torch.func.functional_call(encoder, fake, (images,))
+            grads = torch.autograd.grad(features.sum(), list(trained.values()), allow_unused=True)
     except Exception as error:  # anybody's code
         why = str(error).splitlines()[0] if str(error) else ""
         return f"the encoder reads numbers on the host, or cannot be traced ({type(error).__name__}: {why})"
-    return None
+    unused = next((name for name, grad in zip(trained, grads, strict=True) if grad is None), None)
+    return f"the encoder does not use its weight {unused!r}" if unused is not None else None

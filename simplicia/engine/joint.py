@@ -19,6 +19,8 @@ from simplicia.layers import Adapted, replace_modules
 from simplicia.methods.base import Branch, Method, Network
 from simplicia.sem import SimplicialEmbedding, Temperature
 
+Encode = Callable[[nn.Module, Tensor], Tensor]
+
 
 def join_views(method: Method) -> None:
     """Make a method's networks and heads take both views in one batch: half as many launches, twice as large.
@@ -36,13 +38,11 @@ def join_views(method: Method) -> None:
             setattr(method, name, JointSequential(head))
 
 
-def encode(
-    encoder: nn.Module, images: Tensor, apply: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__
-) -> Tensor:
-    """An encoder's output for both views, in one batch if its norms separate them."""
+def encode_views(encoder: nn.Module, images: Tensor, encode: Encode = nn.Module.__call__) -> Tensor:
+    """An encoder's output for both views: in one batch if its norms separate them, else one at a time."""
     if all(isinstance(norm, PerViewBatchNorm) for norm in batch_norms(encoder)):
-        return apply(encoder, images)
-    return torch.cat([apply(encoder, view) for view in images.chunk(VIEWS)])
+        return encode(encoder, images)
+    return torch.cat([encode(encoder, view) for view in images.chunk(VIEWS)])
 
 
 class JointNetwork(Adapted, Network):
@@ -56,7 +56,7 @@ class JointNetwork(Adapted, Network):
             self.bottleneck = sem if sem.hard else FusedSimplicialEmbedding(sem)
 
     def apply_jointly(self, inputs: list[Tensor], *temperatures: Temperature | None) -> list[Branch]:
-        features = encode(self.encoder, torch.cat(inputs)) if self.encoded is None else self.encoded
+        features = encode_views(self.encoder, torch.cat(inputs)) if self.encoded is None else self.encoded
         embedding = self.embed(features, self._joint_temperature(features, temperatures))
         outputs = features, embedding, self.projector(embedding)
         per_view = zip(*(output.chunk(VIEWS) for output in outputs), strict=True)

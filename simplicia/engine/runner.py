@@ -27,7 +27,7 @@ class Runner:
     replays = False  # whether recorded work finds its tensors, gradients included, where they were recorded
 
     def compile(self, function: Callable[..., T], in_one_graph: bool = True) -> Callable[..., T]:
-        """The function, compiled if that pays."""
+        """The function, compiled if that pays; an error if it is to be one graph and cannot."""
         return function
 
     @contextmanager

@@ -2,7 +2,8 @@
 
 Convolutions and linear layers compute with 16-bit copies of their weights. The fused update writes the copies
 in the same pass as the 32-bit weights; of large weights it stores only the 16 bits that the copy lacks. Both
-views pass through the networks in one batch, and BatchNorm keeps them apart. Independent work runs
+views pass through the networks in one batch, and BatchNorm keeps them apart; an encoder of timm whose
+BatchNorm cannot do that takes one view after the other. Independent work runs
 concurrently: the target's encoder with the online one, and the update of everything after the encoder, which
 is bound by memory, with the encoder's backward pass, which is not.
 """
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from simplicia.data.loaders import DeviceLoader
 from simplicia.encoders import ResNet
 from simplicia.engine import copies
-from simplicia.engine.joint import JointNetwork, encode, join_views
+from simplicia.engine.joint import JointNetwork, encode_views, join_views
 from simplicia.engine.runner import CudaRunner, Runner
 from simplicia.engine.update import FusedUpdate, Slot, halve, merge_halves
 from simplicia.methods import Method, Output
@@ -177,8 +178,8 @@ class StepGraph:
         target_features = None
         if self.target is not None:
             with self.runner.aside(alone), torch.no_grad():
-                target_features = encode(self.target.encoder, images, self._encode)
-        encoded = encode(self.online.encoder, images, self._encode)
+                target_features = encode_views(self.target.encoder, images, self._encode)
+        encoded = encode_views(self.online.encoder, images, self._encode)
         if self.target is not None:
             self.runner.join()
         features = encoded.detach().requires_grad_()

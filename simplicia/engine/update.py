@@ -121,7 +121,7 @@ class FusedUpdate:
             if grad is None:
                 shape = tuple(slot.weight.shape)
                 raise UserError(f"a weight of shape {shape} gets no gradient; --engine eager allows that")
-            assert grad.stride() == slot.velocity.stride(), "a gradient has another layout than its weight"
+            assert _steps(grad) == _steps(slot.velocity), "a gradient has another layout than its weight"
             copy = slot.source if slot.source.dtype == torch.bfloat16 else None
             rate = self.one if slot.rate is None else slot.rate
             averaged = slot.target, copy, slot.target_copy
@@ -190,6 +190,11 @@ class FusedUpdate:
         tables = self.pointers, self.half_grad, self.owner, self.place, self.size
         sizes = len(self.slots), len(self.owner)
         kernel[(programs,)](*tables, *arguments, *sizes, **more, **self.options)
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """The strides that decide where numbers are: a dimension of size 1, as in a depthwise weight, has any."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def _store(value: Tensor, weight: Tensor | None, copy: Tensor | None, low: Tensor | None) -> None:

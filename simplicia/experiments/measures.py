@@ -107,14 +107,20 @@ def holdout(job: Job, layer: str | None = None) -> Rows:
 
 
 @measure
-def knn(job: Job, k: int) -> Rows:
-    """Weighted votes of the k nearest training images, by cosine, on the encoder's output."""
+def knn(job: Job, k: int, held_out: bool = False) -> Rows:
+    """Weighted votes of the k nearest training images, by cosine, on the encoder's output.
+
+    They vote on the test images, or on the training images that the run's ``holdout`` kept.
+    """
 
     def measure(run: Run) -> Result:
-        train, test = job.images
-        return nearest_neighbours(run, train, test, "encoder", k=k)
+        train, test = datasets.split(job.images[0], run.recipe.holdout) if held_out else job.images
+        result = nearest_neighbours(run, train, test, "encoder", k=k)
+        protocol = f"{result.protocol}, on held-out training images" if held_out else result.protocol
+        return result.replace(protocol=protocol)
 
-    return [job.row(job.once(f"knn-{k}", {"k": k}, measure), probe=f"k={k}")]
+    name = f"knn-{k}{'-held-out' if held_out else ''}"
+    return [job.row(job.once(name, {"k": k, "held_out": held_out}, measure), probe=f"k={k}")]
 
 
 def _probe(job: Job, layer: str | None) -> Measurement:

@@ -4,7 +4,7 @@ import os
 import shlex
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -48,15 +48,11 @@ shorter probe. They show that the machinery works; do not compare them with the 
 """
 
 
-CONTROLS = (
-    "dino-short",
-    "hard-discretisation",
-    "centred",
-    "learning-rate",
-    "embed-control",
-    "gain",
-    "elsewhere",
-)
+SECONDS = """
+Seconds are estimates of training alone, from the step times in `bench/step.json`; a probe takes one to four
+minutes more. Runs that several commands share count in each.
+"""
+CONTROLS = ("dino-short", "hard-discretisation", "centred", "learning-rate", "embed-control")
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,8 @@ PLANNED = (  # the cheapest decisive ones first
     Planned("equal-time", ("time of 100",)),
     Planned("dino-scout"),
     Planned("table1", ("byol", "vicreg"), 200, (1, 2)),
-    Planned("speedrun", ("record",), None, (0, 1, 2)),
+    Planned("speedrun", ("held-out",)),
+    Planned("speedrun", ("record A: ",), None, (0, 1, 2)),
     Planned("speedrun-cifar10", (), None, (0, 1, 2)),
 )
 
@@ -151,10 +148,11 @@ def _link(file: Path, page: Path) -> str:
 
 
 def _front(results: Path, page: Path) -> list[str]:
-    """The summary: Table 1, equal time, the controls, and the measurements left to do."""
+    """The summary: Table 1, equal time, 1000 epochs, the controls, and the measurements left to do."""
     folder = results / "paper"
     parts = [_note(folder / "front.json"), _table1(folder, page), _equal_time(folder, page)]
-    parts += [_controls(folder, page), _left(folder, results / "bench" / "step.json")]
+    parts.append(_accuracies("The paper's 1000 epochs, or the most that fit", ["paper-budget"], folder, page))
+    parts += [_accuracies("Controls", CONTROLS, folder, page), _left(folder, results / "bench" / "step.json")]
     return ["## At a glance\n", *(part.rstrip("\n") + "\n" for part in parts if part)]
 
 
@@ -183,17 +181,23 @@ def _equal_time(folder: Path, page: Path) -> str:
     return table(experiment.title, titles, lines) if lines else ""
 
 
-def _controls(folder: Path, page: Path) -> str:
+def _accuracies(title: str, names: Iterable[str], folder: Path, page: Path) -> str:
+    """The measured cells of experiments, each after its longest training."""
     lines = []
-    for name in CONTROLS:
+    for name in names:
         experiment, file = EXPERIMENTS[name], folder / f"{name}.json"
         measured = [row for row in store.read(file) if row.accuracy is not None and row.failed is None]
-        measured.sort(key=lambda row: (row.epochs or 0, experiment.index(row.cell), row.seed or 0))
-        for (cell, epochs), rows in groupby(measured, key=lambda row: (row.cell, row.epochs)):
-            same = list(rows)
+        measured.sort(
+            key=lambda row: (experiment.index(row.cell), row.cell, -(row.epochs or 0), row.seed or 0)
+        )
+        for cell, rows in groupby(measured, key=lambda row: row.cell):
+            epochs, longest = next(groupby(rows, key=lambda row: row.epochs))
+            same = list(longest)
             named = row_name(cell, _link(file, page))
-            lines.append([name, named, _mean(same), str(epochs or "-"), _seeds(same)])
-    return table("Controls", ["experiment", "cell", "ours, %", "epochs", "seeds"], lines) if lines else ""
+            paper = "-" if same[0].paper is None else f"{same[0].paper:.1f}"
+            lines.append([name, named, _mean(same), paper, str(epochs or "-"), _seeds(same)])
+    titles = ["experiment", "cell", "ours, %", "paper, %", "epochs", "seeds"]
+    return table(title, titles, lines) if lines else ""
 
 
 def _seeds(rows: list[CellResult]) -> str:
@@ -222,7 +226,7 @@ def _left(folder: Path, step_times: Path) -> str:
             needs = "unknown" if hours is None else f"{3600 * hours * seeds:,.0f}"
             lines.append([f"`{planned.command}`", str(seeds * len(cells)), needs])
     titles = ["simplicia …", "cells left", "GPU seconds of training"]
-    return table("Not measured yet", titles, lines) if lines else ""
+    return table("Not measured yet", titles, lines) + SECONDS if lines else ""
 
 
 def _missing(planned: Planned, rows: list[CellResult]) -> Iterator[tuple[int, tuple[Cell, ...]]]:

@@ -101,7 +101,7 @@ def test_kernels_are_sorted_by_kind():
 
 
 def test_the_floor_of_a_step(monkeypatch):
-    """The estimates of docs/performance.md, made by hand: 5.3 and 9.5 ms."""
+    """The estimates of docs/engine-notes.md, made by hand: 5.3 and 9.5 ms."""
     base, sem, plain = (recipes.get(f"cifar100-{name}") for name in ("byol", "byol-sem", "simclr"))
     assert floor_ms(base, "NVIDIA H200") == pytest.approx(5.3, rel=0.05)
     assert floor_ms(sem, "NVIDIA H200") == pytest.approx(9.5, rel=0.05)

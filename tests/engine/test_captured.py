@@ -147,12 +147,24 @@ class Cumulative(torch.nn.Module):
         return self.norm(x).mean((2, 3))
 
 
-@pytest.mark.parametrize("encoder", [ReadsTheHost(), Cumulative()])
-def test_an_encoder_that_waits_for_its_numbers_cannot_be_captured(encoder):
+class Unused(Cumulative):
+    def forward(self, x):
+        return x.mean((2, 3)) + self.norm.bias
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (ReadsTheHost(), "the encoder reads numbers on the host"),
+        (Cumulative(), "the encoder reads numbers on the host"),
+        (Unused(), "the encoder does not use its weight 'model.norm.weight'"),
+    ],
+)
+def test_encoders_that_wait_for_their_numbers_or_leave_weights_unused_are_not_captured(encoder, message):
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     method = SimCLR(wrap(encoder, 16), bottlenecks.create("none", 3))
     reason = obstacle(method, torch.device("cuda"), 16)
-    assert "the encoder reads numbers on the host" in reason and "\n" not in reason
+    assert message in reason and "\n" not in reason
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
 
 

@@ -96,6 +96,24 @@ def test_the_fused_update_is_the_optimiser_and_the_moving_average(small_chunks, 
                 one_bit(slot.source.detach(), slot.weight)
 
 
+def test_a_depthwise_gradient_may_have_any_stride_where_its_size_is_one(small_chunks):
+    weight = torch.randn(6, 1, 3, 3, device=small_chunks).to(memory_format=torch.channels_last)
+    grad = torch.ones_like(weight).as_strided(weight.shape, (9, 9, 3, 1))
+    source = weight.clone().requires_grad_()
+    source.grad = grad
+    velocity = torch.zeros_like(weight)
+    assert velocity.stride() != grad.stride()
+    slot = fused.Slot(source.detach(), source, velocity, 0.0, False)
+    update = fused.FusedUpdate([slot], torch.ones((), device=small_chunks), 0.9, 0.02, None)
+    update.find_gradients()
+    update.measure_weights()
+    update.update()
+    torch.testing.assert_close(source.detach(), weight - 1)
+    source.grad = grad.reshape(6, 3, 3).transpose(1, 2)[:, None]
+    with pytest.raises(AssertionError, match="another layout"):
+        update.find_gradients()
+
+
 def test_nan_and_infinity_survive_halves(small_chunks):
     """Rounding would turn a GPU's own NaN into 0."""
     device = small_chunks

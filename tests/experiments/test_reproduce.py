@@ -115,8 +115,13 @@ def test_holdout_reads_no_test_image_and_knn_votes(images, tmp_path):
     shutil.copytree(images, tmp_path / "images")
     options = options_for(tmp_path / "images", tmp_path)
     held_out = Cell("held out", "byol", {"holdout": 0.1}, measure="holdout")
-    cells = held_out, Cell("kNN", "byol", {"holdout": 0.1}, measure="knn", options={"k": 10})
-    holdout, knn = store.read(reproduce(Experiment("x", "", cells), options))
+    cells = [held_out, Cell("kNN", "byol", {"holdout": 0.1}, measure="knn", options={"k": 10})]
+    votes = {"k": 10, "held_out": True}
+    cells.append(Cell("kNN, held out", "byol", {"holdout": 0.1}, measure="knn", options=votes))
+    holdout, knn, chosen_by = store.read(reproduce(Experiment("x", "", tuple(cells)), options))
+    assert chosen_by.protocol == "weighted kNN, on held-out training images"
+    stored = json.loads(next(tmp_path.rglob("results/knn-10-held-out.json")).read_text())
+    assert (stored["train_images"], stored["test_images"]) == (54, 6)
     assert holdout.protocol == "offline linear probe, on held-out training images"
     stored = json.loads(next(tmp_path.rglob("results/holdout.json")).read_text())
     assert (stored["train_images"], stored["test_images"]) == (54, 6)

@@ -118,7 +118,7 @@ def test_cells_that_set_their_epochs_share_a_table(tmp_path):
     assert "| Barlow Twins | 61.3 ± 0.5 | 80 | 90 |" in text
     (tmp_path / "paper").mkdir()
     (tmp_path / "paper" / "speedrun.json").write_text(json.dumps([long, short]))
-    assert "speedrun (8 of 10 cells)," in page(tmp_path, tmp_path / "page.md")
+    assert "speedrun (13 of 15 cells)," in page(tmp_path, tmp_path / "page.md")
 
 
 def test_note_shared_by_all_rows_is_in_the_caption():
@@ -177,6 +177,8 @@ def test_page_opens_with_a_summary(tmp_path):
     files = {
         "table1": [row(), row(cell="BYOL + SEM", accuracy=64.0, paper=73.9), row(seed=1, accuracy=62.0)],
         "equal-time": [timed, timed | {"cell": "BYOL + SEM/8, time of 200 epochs", "epochs": 163}],
+        "hard-discretisation": [row(epochs=100, accuracy=55.55), row(epochs=400, accuracy=66.66)],
+        "paper-budget": [row(cell="SwAV", paper=64.6, accuracy=64.0, epochs=1000)],
         "centred": [row(cell="MoCo + SEM, p", **short), row(cell="MoCo + SEM, p", seed=1, accuracy=62.26)],
     }
     for name, cells in files.items():
@@ -190,7 +192,9 @@ def test_page_opens_with_a_summary(tmp_path):
         in first
     )
     assert "61.3 ± 0.5 | 61.3 ± 0.5 | +0.0 ± 0.7 | unpaired | 200 and 163 | 0 |" in first
-    assert "| centred | [MoCo + SEM, p](paper/centred.json) | 61.8 ± 0.7 | 200 | 0, 1 |" in first
+    assert "| centred | [MoCo + SEM, p](paper/centred.json) | 61.8 ± 0.7 | - | 200 | 0, 1 |" in first
+    assert "66.7 ± 0.5" in first and "55.6 ± 0.5" not in first  # the longest training of a cell
+    assert "| paper-budget | [SwAV](paper/paper-budget.json) | 64.0 ± 0.5 | 64.6 | 1000 | 0 |" in first
     assert "| `reproduce centred` | 5 | unknown |" in first
     assert "| `reproduce table1 --only byol vicreg --epochs 200 --seeds 1 2` | 3 | unknown |" in first
     times = [
@@ -254,26 +258,36 @@ def test_every_number_of_the_page_was_measured():
 
 
 def added_by_sem(rows):
-    """Differences of rows that differ in SEM alone, each and their mean, with the errors of one seed."""
+    """What each cell adds to its baseline, each seed and their mean, with the error of one; means of both."""
     rows = [row for row in rows if row.get("accuracy") is not None]
-    keys = "pretrained_on", "batch_size", "protocol", "probe"
-    keys += () if any("time of" in row["cell"] for row in rows) else ("epochs",)
     groups = {}
-    for a in rows:
-        for b in rows:
-            name, *rest = a["cell"].split(", ")
-            pair = ", ".join([f"{name} + SEM", *rest]) == b["cell"].replace("SEM/8", "SEM")
-            pair = pair and a["cell"] != b["cell"]
-            if pair and all(a.get(k) == b.get(k) for k in (*keys, "seed")):
-                groups.setdefault((b["cell"], *(b.get(k) for k in keys)), []).append((a, b))
+    for cell in get(rows[0]["experiment"]).cells if rows else ():
+        keys = ["pretrained_on", "batch_size", "protocol", "probe", "part"]
+        keys += [] if cell.as_long_as else ["epochs"]
+        for a in rows:
+            for b in rows:
+                part = f", {b['part']}" if b.get("part") else ""
+                pair = (a["cell"], b["cell"]) == (f"{cell.baseline}{part}", f"{cell.name}{part}")
+                if pair and all(a.get(k) == b.get(k) for k in (*keys, "seed")):
+                    groups.setdefault((b["cell"], *(b.get(k) for k in keys)), []).append((a, b))
     for pairs in groups.values():
         values = [b["accuracy"] - a["accuracy"] for a, b in pairs]
-        yield from (*values, sum(values) / len(values))
-        errors = [(a["standard_error"] ** 2 + b["standard_error"] ** 2) ** 0.5 for a, b in pairs]
-        yield sum(errors) / len(errors)
+        yield from (*values, np.mean(values))
+        yield np.mean([error_of_difference(a, b) for a, b in pairs])
+        for arm in zip(*pairs, strict=True):
+            accuracies = [row["accuracy"] for row in arm]
+            yield from (np.mean(accuracies), np.std(accuracies, ddof=1) if len(arm) > 1 else 0)
         a, b = pairs[0]
-        if a.get("paper") is not None:
+        if a.get("paper") is not None and b.get("paper") is not None:
             yield b["paper"] - a["paper"]
+
+
+def error_of_difference(a, b):
+    """Paired where both say which test images are correct."""
+    if a.get("correct_images") and b.get("correct_images") and a["dataset"] == b["dataset"]:
+        one, two = (np.array(unpacked(row["correct_images"]), float) for row in (a, b))
+        return 100 * (two - one).std() / len(one) ** 0.5
+    return (a["standard_error"] ** 2 + b["standard_error"] ** 2) ** 0.5
 
 
 def test_table_of_accuracy_gained_by_sem():
