@@ -1,7 +1,7 @@
 """Recall of nearest neighbours against bytes an image: codes beside FAISS's ways of keeping features.
 
     python benchmarks/search_recall.py SET RUN DATA [--data-dir DIR] [--others PYTHON]
-    python benchmarks/search_recall.py             # draw and print what was measured
+    python benchmarks/search_recall.py             # write figures and docs/search.md's tables again
 
 SET names the measurement in results/search/neighbours.json, where others stay; DATA is a folder with train
 and val, or a data set such as cifar100 or flowers102. Labels are used to measure only. ``--others`` names an
@@ -15,6 +15,7 @@ trained on up to 5,000 training images.
 
 import argparse
 import json
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -30,7 +31,8 @@ from simplicia.data import datasets
 from simplicia.report.plots import Axis, Chart, Series, save
 from simplicia.result import write_json
 
-RESULT, FIGURE = Path("results/search/neighbours.json"), "docs/recall-{}.svg"
+ROOT = Path(__file__).resolve().parents[1]
+RESULT, PAGE = ROOT / "results/search/neighbours.json", ROOT / "docs/search.md"
 BANK, CROPS, TRAIN, NEAR = 4000, 400, 5000, 10
 SCORES = {"class": "same_class_in_10", "instance": "instance_in_10"}
 TITLES = {"class": "10 nearest of the same class, %", "instance": "crops whose original is in 10, %"}
@@ -137,7 +139,34 @@ def measure(run: simplicia.run.Run, data: str, data_dir: str | None, others: str
     return result
 
 
-def draw(measured: dict[str, dict]) -> None:
+def tables(measured: dict[str, dict]) -> str:
+    """The tables of the page: the runs, recall of codes and features, and recall of --fast."""
+    lines = ["| images | encoder | simplices | epochs |", "|---|---|---|---|"]
+    for data, result in measured.items():
+        run = result["run"]
+        frozen = ", frozen" if run.get("freeze", "none") != "none" else ""
+        encoder = f"{run['encoder']}, {run['image_size']} pixels{frozen}"
+        simplices = f"{run['simplices']} of {run['vertices']} vertices"
+        lines.append(f"| {data}, {result['images']:,} | {encoder} | {simplices} | {run['epochs']} |")
+    head = ["representation", "bytes an image", *measured]
+    lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    scores = {data: {(r["name"], r["bytes"]): r for r in m["curve"]} for data, m in measured.items()}
+    for name, size in dict.fromkeys(key for rows in scores.values() for key in rows):
+        found = [rows.get((name, size)) for rows in scores.values()]
+        cells = [" / ".join(f"{row[key]:.1f}" for key in SCORES.values()) if row else "-" for row in found]
+        lines.append(f"| {' | '.join([name, str(size), *cells])} |")
+    head = [
+        "candidates of `--fast`",
+        *(f"{data}, {m['fast'][0]['images']:,}" for data, m in measured.items()),
+    ]
+    lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for rows in zip(*(m["fast"] for m in measured.values()), strict=True):
+        recall = " | ".join(f"{row['recall_of_10']:.1f}" for row in rows)
+        lines.append(f"| {rows[0]['candidates']:,} | {recall} |")
+    return "\n".join(lines)
+
+
+def draw(measured: dict[str, dict], folder: Path) -> None:
     """One figure for each score, with a panel for each data set."""
     for kind, key in SCORES.items():
         charts = []
@@ -157,7 +186,7 @@ def draw(measured: dict[str, dict]) -> None:
             ]
             y = Axis(TITLES[kind] if not charts else "")
             charts.append(Chart(data, Axis("bytes an image", log=True), y, series, size=(3.6, 3.2)))
-        save(charts, FIGURE.format(kind))
+        save(charts, folder / f"recall-{kind}.svg")
 
 
 def main() -> None:
@@ -173,17 +202,10 @@ def main() -> None:
         run = simplicia.load(options.run, "cpu")
         measured[options.set] = measure(run, options.data, options.data_dir, options.others)
         write_json(RESULT, measured)
-    draw(measured)
-    names = list(dict.fromkeys((r["name"], r["bytes"]) for m in measured.values() for r in m["curve"]))
-    print("| representation | bytes an image |", " | ".join(measured), "|")
-    print("|---|---|" + "---|" * len(measured))
-    for name, size in names:
-        rows = [
-            next((r for r in m["curve"] if (r["name"], r["bytes"]) == (name, size)), None)
-            for m in measured.values()
-        ]
-        cells = [" / ".join(f"{r[k]:.1f}" for k in SCORES.values()) if r else "-" for r in rows]
-        print(f"| {name} | {size} | {' | '.join(cells)} |")
+    draw(measured, PAGE.parent)
+    page = PAGE.read_text(encoding="utf-8")
+    between = re.compile(r"(?<=<!-- recall -->\n).*?(?=\n<!-- end of recall -->)", re.DOTALL)
+    PAGE.write_text(between.sub(lambda _: tables(measured), page), encoding="utf-8")
 
 
 if __name__ == "__main__":
