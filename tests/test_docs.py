@@ -461,6 +461,9 @@ def test_search_shows_the_stored_numbers(tmp_path, monkeypatch):
     found, near = stored("search/duplicates.json"), stored("search/neighbours.json")
     for way in ("exact", "fast", "faiss"):
         assert f"| {speed['bytes_of_codes']:,} | {speed[way]['median_ms']:.1f} |" in page
+    dedup = speed["dedup"]
+    took = f"{dedup['seconds']:.0f} s, {dedup['cpu_seconds']:.0f} s of them on the CPU"
+    assert f"Deduplicating {dedup['images']:,} images took {took}" in page
     for method in found["methods"].values():
         test = method["test"]
         kinds = " | ".join(str(count) for count in test["found_by_kind"].values())
