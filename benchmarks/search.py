@@ -3,7 +3,7 @@
     python benchmarks/search.py [--faiss PYTHON] [--json results/bench/search.json]
 
 The codes are drawn, 256 simplices of 13 vertices, and time does not depend on what they mean;
-`search_quality.py` measures recall. ``--faiss`` names an interpreter that has faiss-cpu; both sides then
+`search_recall.py` measures recall. ``--faiss`` names an interpreter that has faiss-cpu; both sides then
 search in turn, one query at a time, each with two threads at most.
 """
 

@@ -66,7 +66,7 @@ class RunTransformer(TransformerMixin, BaseEstimator):
         (5, 4)
         """
         check_is_fitted(self)
-        return self.run_.explain(image, count, examples, images)
+        return self.run_.explain(image, count, examples, images, self.network)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names such as "simplex1_vertex1" for simplices and codes, or "encoder1" for other layers.

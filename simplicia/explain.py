@@ -22,7 +22,9 @@ class Vote(NamedTuple):
 
 
 @torch.no_grad()
-def explain(run: Any, image: Any, count: int = 5, examples: int = 4, images: Any = None) -> list[Vote]:
+def explain(
+    run: Any, image: Any, count: int = 5, examples: int = 4, images: Any = None, network: str = "online"
+) -> list[Vote]:
     """The ``count`` most certain simplices of an image, each with example images of its vertex.
 
     Examples are taken from ``images`` (a list of paths, or what ``run.encode`` takes); by default from up to
@@ -35,8 +37,8 @@ def explain(run: Any, image: Any, count: int = 5, examples: int = 4, images: Any
     if count < 1 or examples < 0:
         raise UserError(f"count is {count} and examples is {examples}; give at least 1 and 0")
     run.check_layer("sem")
-    vertices = run.network().bottleneck.vertices
-    encoded = run.encode(image, "sem")
+    vertices = run.network(network).bottleneck.vertices
+    encoded = run.encode(image, "sem", network=network)
     if len(encoded) != 1:
         raise UserError(f"{len(encoded)} images are given; explain takes one")
     probabilities = encoded[0].view(-1, vertices)
@@ -45,7 +47,7 @@ def explain(run: Any, image: Any, count: int = 5, examples: int = 4, images: Any
     columns = simplices * vertices + chosen[simplices]
     bank, names = _training_images(run) if images is None else (images, _names(images))
     parts = inputs.batches(bank, run.recipe.actual_decode_size, AT_ONCE)
-    shares = torch.cat([run.encode(part, "sem")[:, columns] for part in parts])
+    shares = torch.cat([run.encode(part, "sem", network=network)[:, columns] for part in parts])
     names = names or list(range(len(shares)))
     best = shares.topk(min(examples, len(shares)), dim=0).indices.T.tolist()
     return [

@@ -19,5 +19,5 @@ def hub_errors(action: str, name: str, instead: str) -> Iterator[None]:
         if not (isinstance(error, OSError | ValueError) or type(error).__module__.startswith(libraries)):
             raise
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        why = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0][:200]
         raise UserError(f"{name} cannot be {action} the hub{offline}: {why}; {instead}") from error

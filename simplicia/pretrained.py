@@ -82,7 +82,8 @@ def push_to_hub(run: Any, name: str, network: str = "online", private: bool = Fa
     """
     import huggingface_hub
 
-    _check_hub_name(name)
+    if not HUB_NAME.fullmatch(name):
+        raise UserError(f"{name!r} is not a name on the hub; give user/name")
     with (
         tempfile.TemporaryDirectory() as parent,
         hub_errors("uploaded to", name, "a local folder works offline"),
@@ -111,6 +112,8 @@ def is_model(folder: Path) -> bool:
 
 def read(folder: Path) -> tuple[Recipe, Method, dict[str, Any]]:
     """The recipe, the networks and the state in a folder, strictly; networks have no projector."""
+    from safetensors.torch import load_file
+
     if missing := [name for name in NEEDED if not (folder / name).is_file()]:
         raise UserError(
             f"{folder} is not a pretrained model: it has no {missing[0]}; give a folder that "
@@ -123,7 +126,7 @@ def read(folder: Path) -> tuple[Recipe, Method, dict[str, Any]]:
     with _build_errors(folder), seeded(0, torch.device("cpu")):
         encoder, bottleneck = recipe.trunk()
     for part, file in ((encoder, ENCODER), (bottleneck, BOTTLENECK)):
-        checkpoint.load_into(_core(part), _load(folder / file), folder / file)
+        checkpoint.load_into(_core(part), load_file(folder / file), folder / file)
     return recipe, Method(encoder, bottleneck, nn.Identity()), state
 
 
@@ -193,10 +196,7 @@ def _without_folders(recipe: Recipe) -> Recipe:
 
 def _card(run: Any, network: str, config: dict[str, Any] | None) -> str:
     recipe, state = _without_folders(run.recipe), run.state
-    size, rows = (
-        recipe.image_size,
-        ["| protocol | layer | temperature | images | accuracy, % |", "|---|---|---|---|---|"],
-    )
+    rows = ["| protocol | layer | temperature | images | accuracy, % |", "|---|---|---|---|---|"]
     for result in read_results(run.path, say):
         if result.accuracy is None or result.network != network:
             continue
@@ -207,7 +207,7 @@ def _card(run: Any, network: str, config: dict[str, Any] | None) -> str:
         rows.append(f"| {' | '.join(map(_plain, cells))} | {result.accuracy:.1f}{error} |")
     settings = {
         "method": recipe.method,
-        "encoder": f"{recipe.encoder}, images of {size} x {size}",
+        "encoder": f"{recipe.encoder}, images of {recipe.image_size} x {recipe.image_size}",
         "bottleneck": recipe.bottleneck,
         "simplices, vertices": f"{recipe.sem.simplices}, {recipe.sem.vertices}",
         "trained on": f"{recipe.data}, {state.get('images', '?')} images, no labels",
@@ -302,12 +302,6 @@ def _check_tensors(module: nn.Module, path: Path) -> None:
             )
 
 
-def _load(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
-
-
 @contextmanager
 def _build_errors(folder: Path) -> Iterator[None]:
     try:
@@ -317,8 +311,3 @@ def _build_errors(folder: Path) -> Iterator[None]:
     except (ValueError, TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
         why = " ".join(str(error).split())[:300]
         raise UserError(f"the model in {folder} cannot be built: {why}") from error
-
-
-def _check_hub_name(name: str) -> None:
-    if not HUB_NAME.fullmatch(name):
-        raise UserError(f"{name!r} is not a name on the hub; give user/name")

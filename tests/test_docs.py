@@ -462,22 +462,32 @@ def test_scaling_shows_the_stored_plan():
         assert f"| {full['gpus']} | {full['step_ms']:.0f} | {half['step_ms']:.0f} |" in page
 
 
-def test_search_shows_the_stored_numbers():
+def test_search_shows_the_stored_numbers(tmp_path, monkeypatch):
     page = text("docs/search.md")
     speed = stored("bench/search.json")
     found, near = stored("search/duplicates.json"), stored("search/neighbours.json")
     for way in ("exact", "fast", "faiss"):
         assert f"| {speed['bytes_of_codes']:,} | {speed[way]['median_ms']:.1f} |" in page
+    dedup = speed["dedup"]
+    took = f"{dedup['seconds']:.0f} s, {dedup['cpu_seconds']:.0f} s of them on the CPU"
+    assert f"Deduplicating {dedup['images']:,} images took {took}" in page
     for method in found["methods"].values():
         test = method["test"]
         kinds = " | ".join(str(count) for count in test["found_by_kind"].values())
         cells = f"{method['threshold']:g} | {test['found']} | {kinds} | {test['wrongly_joined']}"
         assert f"| {cells} |" in page
-    for row in near["curve"]:
-        scores = (row[key] for key in ("same_class_in_10", "instance_first", "instance_in_10"))
-        assert f"| {row['bytes']} | {' | '.join(f'{score:.1f}' for score in scores)} |" in page
-    for row in near["fast"]:
-        assert f"{row['recall_of_10']:.1f} % with {row['candidates']:,} candidates" in page
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import search_recall
+
+    for line in search_recall.tables(near).splitlines():
+        assert line in page, "run: python benchmarks/search_recall.py"
+    for row in near["imagenette"]["curve"]:
+        assert f"| {row['bytes']} | {row['same_class_in_10']:.1f} / {row['instance_in_10']:.1f} |" in page
+    search_recall.draw(near, tmp_path)
+    for drawn in tmp_path.iterdir():
+        paths = drawn, ROOT / "docs" / drawn.name
+        now, then = (re.findall(r">([^<>\n]+)</text>", path.read_text()) for path in paths)
+        assert now == then and len(now) > 9, "run: python benchmarks/search_recall.py"
     from simplicia.codes.duplicates import DISTANCE
 
     ours = found["methods"]["looks and codes"]

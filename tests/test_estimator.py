@@ -68,6 +68,8 @@ def test_explain_names_certain_simplices_and_images_that_share_them(run, images,
     (vote,) = RunTransformer(run).fit().explain(files[0], count=1, examples=9, images=files)
     shares = run.encode(files, "sem").view(5, 8, 13)[:, vote.simplex, vote.vertex]
     assert vote.examples == [files[i] for i in shares.argsort(descending=True)]
+    (vote,) = RunTransformer(run, network="target").fit().explain(files[0], count=1, images=files)
+    assert vote.probability == run.encode(files[0], "sem", network="target").max().item() != p.max().item()
     with pytest.raises(UserError, match="takes one"):
         run.explain(images[0][:2])
 

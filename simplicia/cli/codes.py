@@ -8,6 +8,7 @@ import simplicia
 from simplicia.cli.tables import echo, table, write_json
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, Json, OutputFile, Quiet, RunFolder, verb
 from simplicia.errors import UserError
+from simplicia.progress import plural
 
 SHOWN = 50  # groups of duplicates that are printed
 IndexFile = Annotated[Path, "file of an index"]
@@ -48,15 +49,15 @@ def index(
     else:
         built = Index.open(out, loaded)
         if remove:
-            echo(f"removed {built.remove(remove)} images")
+            echo(f"removed {plural(built.remove(remove), 'image')}")
         for folder in add or ():
-            echo(f"added {built.add(folder, quiet)} images of {folder}")
+            echo(f"added {plural(built.add(folder, quiet), 'image')} of {folder}")
             report_skipped(folder, built.skipped)
     size, kept = out.stat().st_size, len(built.simplices)
     codes = 8 * built.words
     echo(
-        f"{len(built)} images, {kept} of {built.about.total} simplices, {codes} bytes of codes an image, "
-        f"{size / 1e6:.1f} MB in all, in {out}"
+        f"{plural(len(built), 'image')}, {kept} of {built.about.total} simplices, "
+        f"{codes} bytes of codes an image, {size / 1e6:.1f} MB in all, in {out}"
     )
     about = {"images": len(built), "bytes": size, "bytes_of_codes_an_image": codes, **built.about.to_json()}
     write_json(json, about | {"model": built.about.model.to_json(), "skipped": built.skipped})
@@ -164,7 +165,7 @@ def dedup(
         )
     ]
     copies = sum(len(group.names) - 1 for group in groups)
-    title = f"{len(groups)} groups of duplicates in {len(opened)} images of {index}"
+    title = f"{plural(len(groups), 'group')} of duplicates in {plural(len(opened), 'image')} of {index}"
     table(title, ["group", "image", "copy", "distance", "distance of codes", "bytes"], rows)
     if len(groups) > SHOWN:
         echo(f"… and {len(groups) - SHOWN} more groups; --json and --html have them")

@@ -242,4 +242,4 @@ def test_index_search_and_json(run, photos, tmp_path, capfd):
     assert len(stored["results"]) == 4 and stored["results"][0]["agree"] == 8
     assert all(len(row["simplices"]) == row["agree"] for row in stored["results"])
     assert cli.main(["index", str(run.path), "--out", str(out), "--remove", "003.png"]) == 0
-    assert "removed 1 images" in capfd.readouterr().out
+    assert "removed 1 image\n" in capfd.readouterr().out
