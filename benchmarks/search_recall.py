@@ -1,7 +1,7 @@
 """Recall of nearest neighbours against bytes an image: codes beside FAISS's ways of keeping features.
 
     python benchmarks/search_recall.py SET RUN DATA [--data-dir DIR] [--others PYTHON]
-    python benchmarks/search_recall.py             # write figures and docs/search.md's tables again
+    python benchmarks/search_recall.py             # write figures and docs/find.md's tables again
 
 SET names the measurement in results/search/neighbours.json, where others stay; DATA is a folder with train
 and val, or a data set such as cifar100 or flowers102. Labels are used to measure only. ``--others`` names an
@@ -32,7 +32,7 @@ from simplicia.report.plots import Axis, Chart, Series, save
 from simplicia.result import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULT, PAGE = ROOT / "results/search/neighbours.json", ROOT / "docs/search.md"
+RESULT, PAGE = ROOT / "results/search/neighbours.json", ROOT / "docs/find.md"
 BANK, CROPS, TRAIN, NEAR = 4000, 400, 5000, 10
 SCORES = {"class": "same_class_in_10", "instance": "instance_in_10"}
 TITLES = {"class": "10 nearest of the same class, %", "instance": "crops whose original is in 10, %"}

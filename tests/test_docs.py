@@ -57,6 +57,10 @@ def test_links_resolve():
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_no_page_is_replaced_by_one_that_sphinx_writes():
+    assert not {"search", "genindex", "py-modindex"} & {page.stem for page in DOCS}
+
+
 def test_module_shows_the_stored_sizes():
     sizes = stored("bench/install.json")
     more = sizes["all_megabytes"] - sizes["module_megabytes"]
@@ -463,7 +467,7 @@ def test_scaling_shows_the_stored_plan():
 
 
 def test_search_shows_the_stored_numbers(tmp_path, monkeypatch):
-    page = text("docs/search.md")
+    page = text("docs/find.md")
     speed = stored("bench/search.json")
     found, near = stored("search/duplicates.json"), stored("search/neighbours.json")
     for way in ("exact", "fast", "faiss"):

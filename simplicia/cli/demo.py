@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import simplicia
-from simplicia.cli.tables import Column, accuracy, decimals, table
+from simplicia.cli.tables import Column, accuracy, decimals, echo, table
 from simplicia.cli.verbs import POSITIVE, Device, Words, verb
 from simplicia.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
+    from simplicia.analyze.atlas import Atlas
     from simplicia.data.datasets import ImageSet
     from simplicia.run import Run
 
 ROWS, COLUMNS = 6, 10  # images in each half of the picture
+METHOD, NAME = "barlow", "Barlow Twins"  # chosen on held-out training images: results/demo/choice.json
 
 
 @verb("demo")
@@ -42,40 +44,61 @@ def demo(
 
 
 def _demo(out: Path, epochs: int | None, device: str) -> None:
+    from simplicia.analyze import analyze
     from simplicia.data import datasets
     from simplicia.provenance import commit, versions
+    from simplicia.report import write
     from simplicia.train import recipes
 
     start = time.monotonic()
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out takes a folder")
     runs: list[Any] = []
-    for name in ("shapes-byol", "shapes-byol-sem"):
+    for name in (f"shapes-{METHOD}", f"shapes-{METHOD}-sem"):
         length = epochs or recipes.get(name).epochs
         runs.append(simplicia.pretrain(name, out=out / name, resume=True, device=device, epochs=length))
     base, sem = runs
     train, test = datasets.load("shapes"), datasets.load("shapes", "test")
-    picture, vertices = out / "simplices.png", sem.recipe.sem.vertices
-    draw(sem, train, test, picture)
-    print(f"\nimages that some vertices fire on, and nearest images by code: {picture}")
-    nats, top = simplicia.entropy(sem.encode(test.images), vertices).mean().item(), math.log(vertices)
-    print(f"mean entropy of a simplex: {nats:.2f} nats, between 0 (one-hot) and ln V = {top:.2f} (uniform)\n")
-    rows = _measure("BYOL", base, "encoder", train, test)
-    for layer in ("encoder", "sem"):
-        rows += _measure("BYOL + SEM", sem, layer, train, test)
-    columns: list[Column] = [("pre-trained with", "model"), ("measured on", "layer"), "temperature"]
+    atlas = draw(sem, train, test, out / "simplices.png")
+    rows = _measure(NAME, base, "encoder", train, test)
+    rows += _measure(f"{NAME} + SEM", sem, "sem", train, test)
+    page = write([analyze(sem, images=len(test), fit_images=len(test))], out / "report.html")
+
+    columns: list[Column] = ["simplex", "vertex", "images with it", "most common class", "of these %"]
+    table("what some codes stand for, on test images", columns, _meanings(atlas, test.classes))
+    columns = [("pre-trained with", "model"), ("measured on", "layer"), "temperature"]
     columns += [("linear probe", accuracy), ("kNN", lambda row: decimals(row["knn_accuracy"]))]
+    print()
     table("test accuracy on shapes, offline, in percent", columns, rows)
-    seconds = time.monotonic() - start
+    seconds, vertices = time.monotonic() - start, sem.recipe.sem.vertices
+    nats, top = simplicia.entropy(sem.encode(test.images), vertices).mean().item(), math.log(vertices)
     result: dict[str, Any] = {"entropy": nats, "ln_vertices": top, "probes": rows, "seconds": seconds}
     result |= {"epochs": sem.recipe.epochs, "seed": sem.recipe.seed, "commit": commit()}
     sem.write_result("demo", result | versions(sem.device), out / "demo.json")
     chance = 100 / len(test.classes)
-    print(f"\nguessing gives {chance:.1f} %; {seconds:.0f} s in all; see {out / 'demo.json'}")
+    echo(f"Temperature 0 is codes alone. Guessing gives {chance:.0f} %. {seconds:.0f} s in all.")
+    print()
+    echo(f"look: {page} and {out / 'simplices.png'}")
+    echo(f"next: simplicia pretrain {METHOD}-sem --data PHOTOS --out runs/mine")
+    echo("      simplicia index runs/mine PHOTOS --out photos.index, then search and dedup")
+
+
+def _meanings(atlas: "Atlas", classes: tuple[str, ...]) -> list[list[Any]]:
+    """For the vertices that tell most about the class: on how many images they fire, and on which class."""
+    rows: list[list[Any]] = []
+    for feature in atlas.ranked(ROWS)[0]:
+        simplex, vertex = divmod(feature, atlas.shape[1])
+        counts = atlas.table[simplex, vertex]
+        share = 100 * counts.max().item() / counts.sum().item()
+        rows.append([simplex, vertex, int(counts.sum()), classes[int(counts.argmax())], share])
+    return rows
 
 
 def _measure(model: str, run: "Run", layer: str, train: "ImageSet", test: "ImageSet") -> list[dict[str, Any]]:
-    """Linear probes, which are also stored in the run, and nearest neighbours."""
+    """Linear probes, which are also stored in the run, and nearest neighbours.
+
+    Of simplices: at the temperature that held-out training images choose, and at 0.
+    """
     from simplicia.evaluate.knn import knn
     from simplicia.evaluate.probe import preset, probe, progress_bar
 
@@ -85,13 +108,17 @@ def _measure(model: str, run: "Run", layer: str, train: "ImageSet", test: "Image
     run.write_result(f"probe-{layer}", result)
     rows = []
     for row in result["per_temperature"] or [result.to_json()]:
-        near = knn(run, train, test, layer, row["temperature"])
-        rows.append({**row, "model": model, "layer": layer, "knn_accuracy": near["accuracy"]})
+        if row["temperature"] in (result.temperature, 0):
+            near = knn(run, train, test, layer, row["temperature"])
+            rows.append({**row, "model": model, "layer": layer, "knn_accuracy": near["accuracy"]})
     return rows
 
 
-def draw(run: "Run", train: "ImageSet", test: "ImageSet", path: Path) -> None:
-    """Draw the images on which some vertices fire most, and the nearest training images of some others."""
+def draw(run: "Run", train: "ImageSet", test: "ImageSet", path: Path) -> "Atlas":
+    """Draw the images on which some vertices fire most, and the nearest training images of some others.
+
+    Return how often each vertex fires on each class.
+    """
     import torch
     from matplotlib.figure import Figure
     from torchvision.utils import make_grid
@@ -122,3 +149,4 @@ def draw(run: "Run", train: "ImageSet", test: "ImageSet", path: Path) -> None:
     all_axes[ROWS].set_title("A test image, and the training images with most codes in common")
     path.parent.mkdir(parents=True, exist_ok=True)
     all_axes[0].figure.savefig(path, dpi=100)
+    return atlas

@@ -18,7 +18,7 @@ from simplicia.codes.store import SIDE, Table
 from simplicia.errors import UserError
 from simplicia.progress import Progress
 
-DISTANCE = 0.04  # chosen on images held out, see docs/search.md
+DISTANCE = 0.04  # chosen on images held out, see docs/find.md
 NEAREST = 8  # images by code that are compared with each image
 PROPOSED = 8 * NEAREST  # images that half of the simplices propose
 MOST_CODES = 0.5  # share of simplices in which a pair may differ

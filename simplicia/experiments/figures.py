@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def pair_chart(experiment: Experiment, rows: list[CellResult]) -> Chart:
     """For each method a bar from its accuracy without SEM to that with it; the paper's below it, in grey."""
     methods = longest_pairs(experiment, rows)
     names = [str(cell.baseline) for cell in experiment.cells if cell.name in methods]
-    x_axis = Axis("test accuracy, %; the open end is without SEM, the full one with it")
+    x_axis = Axis("test accuracy, %; the open end is without SEM, the full one with it; ticks: ±")
     y_axis = Axis(names=names, limits=(len(methods) - 0.4, -0.6))  # the first on top
     chart = Chart(experiment.title, x_axis, y_axis, [], size=(7, 1.2 + 0.5 * len(methods)))
     several = ", of several seeds the mean" if any(len(pairs) > 1 for pairs in methods.values()) else ""
@@ -81,16 +82,26 @@ def pair_chart(experiment: Experiment, rows: list[CellResult]) -> Chart:
     for y, pairs in enumerate(methods.values()):
         labels.setdefault(0, f"{pairs[0][0].epochs} epochs{several}")
         means = [statistics.mean(r.accuracy or 0 for r in seeds) for seeds in zip(*pairs, strict=True)]
+        errors = [_error(seeds) for seeds in zip(*pairs, strict=True)]
         papers = [row.paper for row in pairs[0] if row.paper is not None]
-        bars = [(means, y - (0.15 if experiment.in_paper else 0), 0)]
-        bars += [(papers, y + 0.2, GREY)] if len(papers) == 2 else []
-        for ends, height, colour in bars:
+        bars = [(means, errors, y - (0.15 if experiment.in_paper else 0), 0)]
+        bars += [(papers, [0.0, 0.0], y + 0.2, GREY)] if len(papers) == 2 else []
+        for ends, spreads, height, colour in bars:
             label, labels[colour] = labels[colour], ""
             chart.series.append(Series(label, ends, [height, height], colour))
             rises = ends[1] >= ends[0]
-            for x, hollow in zip(ends, (True, False), strict=True):
+            for x, spread, hollow in zip(ends, spreads, (True, False), strict=True):
+                for tick in sorted({x - spread, x + spread} - {x}):
+                    chart.series.append(Series("", [tick, tick], [height - 0.1, height + 0.1], colour))
                 chart.series.append(Series("", [x], [height], colour, kind="points", hollow=hollow))
-                chart.notes.append(
-                    Note(x, height, f"{x:.1f}", "right" if hollow != rises else "left", colour)
-                )
+                left = hollow == rises
+                at = x - spread if left else x + spread
+                chart.notes.append(Note(at, height, f"{x:.1f}", "left" if left else "right", colour))
     return chart
+
+
+def _error(seeds: Sequence[CellResult]) -> float:
+    """The standard deviation over seeds; of one seed the standard error of the test images."""
+    if len(seeds) > 1:
+        return statistics.stdev(row.accuracy or 0 for row in seeds)
+    return seeds[0].standard_error or 0.0
