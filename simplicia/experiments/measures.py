@@ -287,11 +287,11 @@ def _ica_coherence(job: Job) -> tuple[dict[str, Any], Callable[[Run], dict[str, 
 
     def measure(run: Run) -> dict[str, Any]:
         analysis, folder = analyze(run, None, job.options.data_dir, quiet=job.options.quiet)
-        found = analysis["coherence"]
-        curve = next((curve for curve in found["curves"] if curve["layer"] == "ica"), None)
+        coherence = analysis["coherence"]
+        curve = next((curve for curve in coherence["curves"] if curve["layer"] == "ica"), None)
         if curve is None:
             raise UserError(f"{run.path} has no coherence of 'ica': {'; '.join(analysis['notes'])}")
-        graph = next(g for g in found["graphs"] if (g["layer"], g["k"]) == ("ica", 5))
+        graph = next(g for g in coherence["graphs"] if (g["layer"], g["k"]) == ("ica", 5))
         values = curve["coherence"] or []  # only data with superclasses has it
         return {
             "protocol": f"coherence of plain linear classifiers (simplicia analyze){how}",
