@@ -60,7 +60,6 @@ def pretrain(
         return None  # type: ignore[return-value]
     hook_options = {HOOK_OPTIONS[name]: more.pop(name) for name in HOOK_OPTIONS if name in more}
     with _prepared(recipe, out, resume, overwrite, more, **where) as (path, trainer, encoder):
-        quiet = quiet or not trainer.is_leader
         train_into(path, trainer, resume=resume, overwrite=overwrite, quiet=quiet, **hook_options)
     if trainer.is_leader:
         return load(path, device, encoder)
@@ -171,7 +170,7 @@ def train_into(
         log = Log(path / "log.jsonl", done, recipe.loggers, recipe.name) if trainer.is_leader else None
         command = run_dir.resume_command(path, recipe, trainer.fabric.world_size)
         stop = StopOnRequest(writer, command, deadline, save_margin)  # before the bar says that training runs
-        bar = Progress(recipe.name, trainer.total, done, quiet)
+        bar = Progress(recipe.name, trainer.total, done, quiet or not trainer.is_leader)
         hooks: list[Hook] = [
             stop,
             Logging(log, bar, recipe.log_every, done),

@@ -105,8 +105,8 @@ def wrap(module: nn.Module, size: int) -> nn.Module:
         module.train(trained)
     shape = tuple(getattr(features, "shape", ()))
     if len(shape) != 2 or shape[0] != 2:
-        found = f"shape {shape}" if shape else f"type {type(features).__name__}"
-        raise UserError(f"{given} gives features of {found} for 2 images; they must be (N, features)")
+        what = f"shape {shape}" if shape else f"type {type(features).__name__}"
+        raise UserError(f"{given} gives features of {what} for 2 images; they must be (N, features)")
     return _OtherEncoder(module, shape[1])
 
 

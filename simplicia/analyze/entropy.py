@@ -15,8 +15,8 @@ def entropy_histogram(batches: Iterable[Tensor], vertices: int, bins: int = 100)
 
     Returns ``counts`` of each bin, the bins' ``edges``, and the ``mean`` over ``count`` simplices, in nats.
 
-    >>> found = entropy_histogram([torch.full((2, 4), 0.5)], vertices=2, bins=4)
-    >>> found["counts"], round(found["mean"], 4)
+    >>> histogram = entropy_histogram([torch.full((2, 4), 0.5)], vertices=2, bins=4)
+    >>> histogram["counts"], round(histogram["mean"], 4)
     ([0, 0, 0, 4], 0.6931)
     """
     top = math.log(vertices)

@@ -225,7 +225,7 @@ def sweep(
     shown, at = accuracy(best, "validation_accuracy", 2), cell(best["downstream_temperature"])
     echo(f"best: trial {best['trial']}, {shown} %, downstream temperature {at}")
     echo(f"written to {out or f'sweeps/{name}'}/sweep.json, sweep.csv and sweep.svg")
-    arguments = _best_command(recipe, settings.defaults, outcome)
+    arguments = best_command(recipe, settings.defaults, outcome)
     echo(f"next, on all training images: simplicia pretrain {arguments}")
 
 
@@ -241,7 +241,7 @@ def _assignments(words: list[str] | None, example: str) -> dict[str, str] | None
     return settings or None
 
 
-def _best_command(source: str, recipe: Any, outcome: Any) -> str:
+def best_command(source: str, recipe: Any, outcome: Any) -> str:
     """The arguments of ``pretrain`` that train with the best settings, also after resuming a sweep."""
     from simplicia.settings import as_dict, flat
 
@@ -254,5 +254,5 @@ def _best_command(source: str, recipe: Any, outcome: Any) -> str:
     words = [source]
     for name, value in (changes | outcome["best"]["settings"]).items():
         words.append(f"--{name.replace('options.', f'{method}.').replace('_', '-')}")
-        words += map(str, value if isinstance(value, list) else [value])
+        words += map(str, (value or ["none"]) if isinstance(value, list) else [value])
     return shlex.join(words)

@@ -228,12 +228,12 @@ def _labels(folder: Path, files: Sequence[str]) -> dict[str, np.ndarray]:
         for split, listing in splits.items()
         for file, label in listing.entries
     }
-    found = [known.get(file, (None, None)) for file in files]
+    places = [known.get(file, (None, None)) for file in files]
     about = {}
-    if len(splits) > 1 and all(split for split, _ in found):
-        about["split"] = np.array([split for split, _ in found])
-    if all(label is not None for _, label in found):
-        classes = sorted({str(label) for _, label in found})
-        about["labels"] = np.array([classes.index(str(label)) for _, label in found])
+    if len(splits) > 1 and all(split for split, _ in places):
+        about["split"] = np.array([split for split, _ in places])
+    if all(label is not None for _, label in places):
+        classes = sorted({str(label) for _, label in places})
+        about["labels"] = np.array([classes.index(str(label)) for _, label in places])
         about["classes"] = np.array(classes)
     return about

@@ -1,4 +1,4 @@
-"""Classify the images of a folder, and write what was found as CSV or JSON."""
+"""Classify the images of a folder, and write their classes as CSV or JSON."""
 
 import csv
 import io
@@ -23,19 +23,19 @@ def predict(
     """The images of a folder, and for each its file and its ``top`` classes with their probabilities."""
     if top < 1:
         raise UserError(f"top is {top}; it must be at least 1")
-    found, rows = datasets.read_all(images, classifier.about.decode_size), []
-    bar = Progress("classifying", len(found), 0, quiet)
+    image_set, rows = datasets.read_all(images, classifier.about.decode_size), []
+    bar = Progress("classifying", len(image_set), 0, quiet)
     try:
-        for start in range(0, len(found), 256):
-            probabilities = classifier.predict_proba(found.images[start : start + 256])
-            for file, row in zip(found.files[start:], probabilities, strict=False):
+        for start in range(0, len(image_set), 256):
+            probabilities = classifier.predict_proba(image_set.images[start : start + 256])
+            for file, row in zip(image_set.files[start:], probabilities, strict=False):
                 best = row.argsort(kind="stable")[::-1][:top]
                 guesses = [{"class": str(classifier.classes_[i]), "probability": float(row[i])} for i in best]
                 rows.append({"file": file, **guesses[0], "top": guesses})
             bar.update(len(rows))
     finally:
         bar.close()
-    return found, rows
+    return image_set, rows
 
 
 def check_output(path: Path) -> None:

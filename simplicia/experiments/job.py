@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class Session(Runner):
         self.probe = "demo" if preset_for(data) == "quick" else preset_for(data)
         self.probe_settings = preset(self.probe)
         if options.probe_epochs is not None:
-            self.probe_settings.epochs = options.probe_epochs
+            self.probe_settings = replace(self.probe_settings, epochs=options.probe_epochs)
             self.probe += f"-{options.probe_epochs}-epochs"
         self.images: dict[str | None, Any] = {}  # by the set transferred to; None: the run's own
         self.timed: dict[str, float] = {}  # milliseconds of a step, by recipe

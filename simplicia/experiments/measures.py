@@ -95,9 +95,7 @@ def probe_timed(job: Job) -> Rows:
 @measure
 def holdout(job: Job, layer: str | None = None) -> Rows:
     """A short linear probe on the training images that the run's ``holdout`` kept: no test image is read."""
-    settings = ProbeSettings()
-    if job.options.probe_epochs is not None:
-        settings.epochs = job.options.probe_epochs
+    settings = ProbeSettings(epochs=job.options.probe_epochs or ProbeSettings.epochs)
 
     def measure(run: Run) -> Result:
         train = datasets.split(job.images[0], run.recipe.holdout)
@@ -146,9 +144,9 @@ def transfer(job: Job, to: str) -> Rows:
 @measure
 def finetune(job: Job, to: str) -> Rows:
     """Fine-tuning on another data set."""
-    settings = finetuning.FinetuneSettings()
-    if job.options.probe_epochs is not None:  # 200 steps of 256 images are about an epoch of CIFAR
-        settings.steps = job.options.probe_epochs * 200
+    given, settings = job.options.probe_epochs, finetuning.FinetuneSettings()
+    if given is not None:  # 200 steps of 256 images are about an epoch of CIFAR
+        settings = finetuning.FinetuneSettings(steps=200 * given)
     measured = job.evaluate(f"finetune-{settings.steps}-{to}", finetuning.finetune, settings, {"to": to})
     return [job.row(measured, probe=f"{settings.steps} steps", dataset=to)]
 
@@ -156,10 +154,10 @@ def finetune(job: Job, to: str) -> Rows:
 @measure
 def semi(job: Job, fraction: float) -> Rows:
     """Fine-tuning on a share of the labels: top-1 and top-5."""
-    settings = finetuning.SemiSettings(fraction=fraction)
+    given, settings = job.options.probe_epochs, finetuning.SemiSettings(fraction=fraction)
+    if given is not None:
+        settings = finetuning.SemiSettings(fraction=fraction, epochs=(given,))
     names = labelled_list(fraction, job.options.data_dir) if job.recipe.data == "imagenet" else None
-    if job.options.probe_epochs is not None:
-        settings.epochs = (job.options.probe_epochs,)
     epochs = "-".join(map(str, settings.epochs))
     asked = {} if names is None else {"list": names.name}
     name = f"semi-{epochs}-{100 * fraction:g}-percent"
@@ -292,11 +290,11 @@ def _ica_coherence(job: Job) -> tuple[dict[str, Any], Callable[[Run], dict[str, 
 
     def measure(run: Run) -> dict[str, Any]:
         analysis, folder = analyze(run, None, job.options.data_dir, quiet=job.options.quiet)
-        found = analysis["coherence"]
-        curve = next((curve for curve in found["curves"] if curve["layer"] == "ica"), None)
+        coherence = analysis["coherence"]
+        curve = next((curve for curve in coherence["curves"] if curve["layer"] == "ica"), None)
         if curve is None:
             raise UserError(f"{run.path} has no coherence of 'ica': {'; '.join(analysis['notes'])}")
-        graph = next(g for g in found["graphs"] if (g["layer"], g["k"]) == ("ica", 5))
+        graph = next(g for g in coherence["graphs"] if (g["layer"], g["k"]) == ("ica", 5))
         values = curve["coherence"] or []  # only data with superclasses has it
         return {
             "protocol": f"coherence of plain linear classifiers (simplicia analyze){how}",

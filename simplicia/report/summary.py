@@ -36,9 +36,9 @@ def _headlines(analysis: Analysis) -> Iterator[tuple[str, Cell]]:
         if result.accuracy is not None and not result.online and result.dataset == analysis.data.name
     ]
     for title, part in (("accuracy", "linear probe"), ("kNN accuracy", "kNN")):
-        found = [result for result in own if part in result.protocol]
-        if found:
-            best = max(found, key=lambda result: result.accuracy or 0.0)
+        matching = [result for result in own if part in result.protocol]
+        if matching:
+            best = max(matching, key=lambda result: result.accuracy or 0.0)
             error = "" if best.standard_error is None else f" ± {best.standard_error:.1f}"
             at = "" if best.temperature is None else f", temperature {best.temperature:g}"
             yield title, number(best.accuracy, f"{{:.1f}}{error} %", describe(best) + at)

@@ -90,10 +90,10 @@ def state_of(run: Path) -> dict[str, Any]:
     """The state of a run's newest checkpoint; nothing of one that has none, or a damaged one."""
     newest = latest(run / "checkpoint")
     try:
-        found = {} if newest is None else json.loads((newest / STATE).read_text(encoding="utf-8"))
+        state = {} if newest is None else json.loads((newest / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return state if isinstance(state, dict) else {}
 
 
 def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -205,12 +205,12 @@ def initialise_from(method: torch.nn.Module, path: str | Path) -> tuple[int, int
     own = {k: v for k, v in method.state_dict().items() if "." in k and not k.startswith("queue.")}
     taken = 0
     for key, value in own.items():
-        found = there.get(key, there.get(key.replace("target.", "online.", 1)))
-        if found is not None and found.shape == value.shape:
-            value.copy_(found)
+        loaded = there.get(key, there.get(key.replace("target.", "online.", 1)))
+        if loaded is not None and loaded.shape == value.shape:
+            value.copy_(loaded)
             taken += 1
         elif key.startswith("online.encoder."):
-            why = "lacks it" if found is None else f"has it as {tuple(found.shape)}"
+            why = "lacks it" if loaded is None else f"has it as {tuple(loaded.shape)}"
             raise UserError(
                 f"init is {str(path)!r}, whose encoder is another: {key} is {tuple(value.shape)} here, and "
                 f"the run {why}; give the encoder, stem and stem_padding that it was trained with"

@@ -37,14 +37,14 @@ class OnlineProbe:
         test: ImageSet,
         statistics: tuple,
         device: torch.device,
-        stored: int,
-        size: int,
+        decode_size: int,
+        image_size: int,
         temperatures: tuple[float, ...] = (),
     ):
         if train.labels is None or test.labels is None:
             raise ValueError("online probes need labels")
         self.method, self.statistics, self.device = method, statistics, device
-        self.stored, self.size = stored, size  # sides of stored images, and of the views of them
+        self.decode_size, self.image_size = decode_size, image_size
         self.train, self.test = train, test
         self.labels = train.labels.to(device)
         self.classes = len(train.classes)
@@ -119,8 +119,9 @@ class OnlineProbe:
         own = torch.arange(rank() * share, (rank() + 1) * share) % len(images)
         parts = []
         for indices in own.split(256):
-            stored = center_crop(part(images, indices).center_cropped().images.to(self.device), self.stored)
-            parts.append(self.method.online.encoder(eval_view(stored, self.size, *self.statistics)))
+            crops = part(images, indices).center_cropped().images.to(self.device)
+            crops = center_crop(crops, self.decode_size)
+            parts.append(self.method.online.encoder(eval_view(crops, self.image_size, *self.statistics)))
         return gather(torch.cat(parts).float())[: len(images)]
 
 

@@ -291,7 +291,7 @@ class Recipe:
         trained = encoder.training
         try:
             with torch.no_grad():
-                found = encoder.eval()(torch.zeros(1, 3, self.actual_view_size, self.actual_view_size))
+                features = encoder.eval()(torch.zeros(1, 3, self.actual_view_size, self.actual_view_size))
         except (RuntimeError, ValueError, AssertionError, IndexError) as error:
             if is_out_of_memory(error):
                 raise
@@ -301,7 +301,7 @@ class Recipe:
             ) from error
         finally:
             encoder.train(trained)
-        shape, wanted = tuple(getattr(found, "shape", ())), (1, encoder.out_features)
+        shape, wanted = tuple(getattr(features, "shape", ())), (1, encoder.out_features)
         if shape != wanted:
             raise UserError(f"encoder {self.encoder!r} gives features of shape {shape}, not {wanted}")
 

@@ -97,11 +97,11 @@ CONTENTS = (
 
 def remove_run(path: Path) -> None:
     """Remove a run from its folder, the recipe last; files of other kinds stay."""
-    for found in (found for pattern in CONTENTS for found in sorted(path.glob(pattern))):
-        if found.is_dir() and not found.is_symlink():
-            shutil.rmtree(found)
+    for entry in (entry for pattern in CONTENTS for entry in sorted(path.glob(pattern))):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
         else:
-            found.unlink()
+            entry.unlink()
 
 
 def choose_dir(name: str, out: str | Path | None, resume: bool, overwrite: bool = False) -> Path:
@@ -230,9 +230,9 @@ def check_images(folder: Path, state: dict[str, Any], now: dict[str, Any]) -> No
             f"--data-device {wanted}"
         )
     for key in ("mean", "std"):
-        before, found = state.get(key, now[key]), now[key]
-        if any(abs(a - b) > 1e-6 for a, b in zip(before, found, strict=True)):
-            shown = [f"({', '.join(f'{x:.6f}' for x in triple)})" for triple in (before, found)]
+        before, after = state.get(key, now[key]), now[key]
+        if any(abs(a - b) > 1e-6 for a, b in zip(before, after, strict=True)):
+            shown = [f"({', '.join(f'{x:.6f}' for x in triple)})" for triple in (before, after)]
             raise UserError(
                 f"{folder} was trained on other images: the {key} of their colours was {shown[0]}, "
                 f"and is {shown[1]}; resume with the same data"

@@ -60,8 +60,8 @@ class Step:
     def __call__(self, step: int) -> Output:
         indices = self.prepare(step)
         rows = self.data.fetch(step, indices)
-        parts = self.accumulation_steps
-        micro_batches = list(zip(indices.chunk(parts), rows.chunk(parts), strict=True))
+        count = self.accumulation_steps
+        micro_batches = list(zip(indices.chunk(count), rows.chunk(count), strict=True))
         losses = []
         for micro_indices, micro_rows in micro_batches[:-1]:
             with self._unsynchronised():

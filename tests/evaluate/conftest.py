@@ -43,32 +43,29 @@ def colours(tmp_path_factory):
     return _draw(tmp_path_factory.mktemp("data") / "colours", {"train": 16, "test": 10})
 
 
+def _train(tmp_path_factory, colours, recipe, words=""):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    words = f"{words} --epochs 1 --batch-size 16 --image-size 16 --encoder tiny --byol.hidden 16"
+    assert cli.main(["pretrain", recipe, "--data", str(colours), "--out", str(path), *words.split()]) == 0
+    return path
+
+
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory, colours):
     """The folder of a run with SEM: 8 simplices of 13 vertices."""
-    path = tmp_path_factory.mktemp("runs") / "small"
-    words = "--epochs 1 --batch-size 16 --image-size 16 --encoder tiny --sem.simplices 8 --byol.hidden 16"
-    assert cli.main(["pretrain", "byol-sem", "--data", str(colours), "--out", str(path), *words.split()]) == 0
-    return path
+    return _train(tmp_path_factory, colours, "byol-sem", "--sem.simplices 8")
 
 
 @pytest.fixture(scope="session")
 def plain_run(tmp_path_factory, colours):
     """The folder of a run without SEM."""
-    path = tmp_path_factory.mktemp("runs") / "plain"
-    words = "--epochs 1 --batch-size 16 --image-size 16 --encoder tiny --byol.hidden 16"
-    assert cli.main(["pretrain", "byol", "--data", str(colours), "--out", str(path), *words.split()]) == 0
-    return path
+    return _train(tmp_path_factory, colours, "byol")
 
 
 @pytest.fixture(scope="session")
 def embed_run(tmp_path_factory, colours):
     """The folder of a run with an embedder, but without a softmax."""
-    path = tmp_path_factory.mktemp("runs") / "embed"
-    words = "--bottleneck embed --epochs 1 --batch-size 16 --image-size 16 --encoder tiny --byol.hidden 16"
-    words = f"pretrain byol-sem --data {colours} --out {path} --sem.simplices 8 {words}"
-    assert cli.main(words.split()) == 0
-    return path
+    return _train(tmp_path_factory, colours, "byol-sem", "--bottleneck embed --sem.simplices 8")
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from PIL import Image
 
 import simplicia
 from simplicia import cli
+from simplicia.cli.pretrain import best_command
 from simplicia.data import datasets
 from simplicia.errors import UserError
 from simplicia.evaluate import probe
@@ -25,7 +26,7 @@ from simplicia.experiments import runner
 from simplicia.experiments.sweep import sweep
 from simplicia.experiments.sweep_outcome import SweepResult, TrialResult, draw
 from simplicia.experiments.sweep_plan import Plan, Range, read_values
-from simplicia.settings import as_dict
+from simplicia.settings import as_dict, with_changes
 from simplicia.train import checkpoint, recipes, run_dir, trainer
 
 CLASSES = ("one", "two", "three")
@@ -137,6 +138,15 @@ def test_printed_command_trains_the_best_model(folder, tmp_path, capsys):
     flags = shlex.split(command.split("simplicia pretrain ")[1])
     assert flags[-2:] == ["--method", "simclr"] and "hidden" not in command and "momentum" not in command
     assert cli.main(["pretrain", *flags, "--out", str(tmp_path / "run"), "--dry-run", "--device", "cpu"]) == 0
+
+
+def test_printed_command_can_empty_a_setting_of_the_recipes_file():
+    recipe = with_changes(recipes.get("byol-sem"), {"online_temperatures": (0.1, 1.0)})
+    swept = with_changes(recipe, {"online_temperatures": "none"})
+    outcome = {"plan": {"recipe": as_dict(swept), "prune": False}, "best": {"settings": {"optim.lr": 0.1}}}
+    arguments = shlex.split(best_command("mine.yaml", recipe, outcome))
+    assert arguments == ["mine.yaml", "--online-temperatures", "none", "--optim.lr", "0.1"]
+    assert with_changes(recipe, {"online_temperatures": ["none"]}) == swept  # as the option reads it
 
 
 def test_trials_below_the_median_are_pruned(quick, tmp_path):
