@@ -144,20 +144,23 @@ def gather(batches: Iterator[Tensor], count: int) -> Tensor:
     first = next(batches)
     shape = count, *first.shape[1:]
     most = torch.cuda.mem_get_info(first.device)[0] // 4 if first.is_cuda else MAPPED_BYTES
-    if 4 * math.prod(shape) <= most:
-        return torch.cat([first, *batches])
+    fits = 4 * math.prod(shape) <= most
+    features, done = first.new_empty(shape) if fits else _mapped(shape), 0
+    limit = torch.finfo(features.dtype).max
+    for batch in itertools.chain([first], batches):
+        features[done : done + len(batch)] = batch if fits else batch.clamp(-limit, limit)
+        done += len(batch)
+    return features
+
+
+def _mapped(shape: tuple[int, ...]) -> Tensor:
+    """A tensor of 16 bits in a file without a name, which goes when the tensor does."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder) as file:  # the map keeps it until it is no longer used
+    with tempfile.TemporaryFile(dir=folder) as file:
         if hasattr(os, "posix_fallocate"):  # writing to a mapped file on a full disk would end the process
             os.posix_fallocate(file.fileno(), 0, 2 * math.prod(shape))
-        features = np.memmap(file, np.float16, "w+", shape=shape)
-    done = 0
-    for batch in itertools.chain([first], batches):
-        limit = torch.finfo(torch.half).max
-        features[done : done + len(batch)] = batch.clamp(-limit, limit).half().cpu().numpy()
-        done += len(batch)
-    return torch.from_numpy(features)
+        return torch.from_numpy(np.memmap(file, np.float16, "w+", shape=shape))
 
 
 def batches_of(features: Tensor, device: torch.device) -> Iterator[Tensor]:
