@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from simplicia.analyze.model_cost import cost_of
+from simplicia.distributed import LARGE
 from simplicia.files import atomic_write
 from simplicia.provenance import commit, versions
 from simplicia.settings import with_changes
@@ -27,7 +28,7 @@ ASSUMED = {
     "gb_per_s_between": 50.0,  # 400 Gbit/s for each GPU
     "us_per_collective_inside": 20.0,
     "us_per_collective_between": 40.0,
-    "large": 1 << 22,  # numbers in a matrix whose gradient a hook would send in 16 bits
+    "large": LARGE,
 }
 FITTED = "cifar100-byol", "cifar100-byol-sem", "cifar100-byol-sem8"
 

@@ -106,7 +106,7 @@ def check_used(settings: Settings, tried: Iterable[str] = ()) -> None:
         )
 
 
-@verb("pretrain RECIPE", named_recipe, f"{BASICS} processes dry_run overwrite")
+@verb("pretrain RECIPE", named_recipe, f"{BASICS} processes dry_run")
 def pretrain(
     recipe: RecipeName,
     settings: Settings,

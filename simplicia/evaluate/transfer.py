@@ -115,8 +115,9 @@ def features(
     net: Any = run.network(network)
     batches = batches_of(encoder_features(run, images, network), run.device)
     parts = (represent(net, batch, layer, temperature) for batch in batches)
-    small = smallest_integer(net.bottleneck.vertices)
-    x = torch.cat([part.to(small) if layer == "codes" else part for part in parts])
+    if layer == "codes":
+        parts = (part.to(smallest_integer(net.bottleneck.vertices)) for part in parts)
+    x = torch.cat(list(parts))
     if x.device.type == "mps":  # has no float64
         x = x.cpu()
     return Codes(x, net.bottleneck.vertices) if layer == "codes" else Dense(x)

@@ -1,12 +1,16 @@
 """The captured step against the eager one: on a GPU, and on a CPU with graphs replaced by plain calls."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from simplicia import bottlenecks, devices, methods
+from simplicia.data import datasets
 from simplicia.data.augmentation import Views, normalise
 from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import DeviceLoader, HostLoader
+from simplicia.data.streaming import StreamLoader
 from simplicia.encoders import create as create_encoder
 from simplicia.encoders import wrap
 from simplicia.engine import copies, obstacle
@@ -314,6 +318,29 @@ def test_images_in_host_memory_train_like_those_on_the_device(device):
     count = 25 if device == "cuda" else 4
     resident, streamed = ([take(i).loss.item() for i in range(count)] for take in ways)
     assert streamed == pytest.approx(resident, rel=0.02) and resident[0] != resident[-1]
+
+
+@everywhere
+def test_streamed_micro_batches_are_captured(device, tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    rng, side = np.random.default_rng(0), 32 if device == "cuda" else 16
+    for i in range(128):
+        Image.fromarray(rng.integers(0, 256, (40, 30, 3), dtype=np.uint8)).save(folder / f"{i:03d}.png")
+    images = datasets.load(folder, size=32, stream=True, keep_aspect=True, threads=2).images
+    settings = recipes.get("cifar100-byol-sem").views
+
+    def loader(_, *how, **more):
+        return StreamLoader(images, *how, views=settings, size=side, **more)
+
+    views = Views(settings, side, *STATISTICS)
+    changes = QUICK | {"device": device, "views": views, "loader": loader, "process_batch_size": 8}
+    eager, fast = (build("cifar100-byol-sem", engine, **changes) for engine in ("eager", "captured"))
+    losses = [[take(i).loss.item() for i in range(3)] for take in (eager, fast)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05) and fast.graph.micro_batches > 1
+    for take in (eager, fast):
+        take.data.close()
 
 
 @everywhere
