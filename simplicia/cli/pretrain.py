@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import simplicia
 from simplicia.cli.tables import Column, accuracy, cell, decimals, echo, table
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, Parser, Quiet, Settings, verb
-from simplicia.devices import choose, total_memory
+from simplicia.devices import choose, process_count, total_memory
 from simplicia.errors import UserError, is_out_of_memory
 from simplicia.progress import plural, say
 from simplicia.settings import with_changes
@@ -131,10 +131,10 @@ def pretrain(
         say([f"there is no run in {out} to resume: a new one begins"])
     options: Any = {"out": out, "processes": processes, **vars(given), **settings.changes}
     if dry_run:
-        with _advice_if_memory_is_full(settings, given.device):
+        with _advice_if_memory_is_full(settings, given.device, processes):
             simplicia.dry_run(recipe, **options)
         return
-    with _advice_if_memory_is_full(settings, given.device):
+    with _advice_if_memory_is_full(settings, given.device, processes):
         run = simplicia.pretrain(recipe, **options)
     if rank() == 0:
         steps, seconds = plural(run.step, "step"), decimals(run.state["seconds"], 0)
@@ -143,21 +143,21 @@ def pretrain(
 
 
 @contextmanager
-def _advice_if_memory_is_full(settings: Settings, device: str) -> Iterator[None]:
+def _advice_if_memory_is_full(settings: Settings, device: str, processes: int | None) -> Iterator[None]:
     """Turn an error of full memory into a UserError with the size of micro-batches that should fit."""
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        if (size := _fitting(settings, choose(device))) is None:
+        if (size := _fitting(settings, choose(device), process_count(processes))) is None:
             raise  # the command line has an answer for all verbs
         raise UserError(
             f"the device is out of memory; use --process-batch-size {size}, which should fit"
         ) from None
 
 
-def _fitting(settings: Settings, device: Any) -> int | None:
+def _fitting(settings: Settings, device: Any, processes: int) -> int | None:
     """The size of micro-batches that a device should hold; None if none, or if the images decide settings."""
     from simplicia.analyze.model_cost import fitting_batch
 
@@ -165,7 +165,7 @@ def _fitting(settings: Settings, device: Any) -> int | None:
     if recipe.precision == "auto":
         recipe = with_changes(recipe, {"precision": "bf16" if device.type == "cuda" else "32"})
     try:
-        return None if memory is None else fitting_batch(recipe, memory)
+        return None if memory is None else fitting_batch(recipe, memory, processes)
     except UserError:  # settings are open
         return None
 
