@@ -99,13 +99,15 @@ def cost_of(recipe: Recipe) -> Cost:
         return cost(recipe.build(), recipe.actual_view_size)
 
 
-def fitting_batch(recipe: Recipe, memory: int) -> int | None:
+def fitting_batch(recipe: Recipe, memory: int, processes: int = 1) -> int | None:
     """The most images, up to half of a micro-batch, that ``memory`` bytes should hold; None if not even 2.
 
-    Measured peaks are at most 1.5 times the estimate plus 2 GiB (results/bench/step.json).
+    A process's share of the batch is a multiple of it. Measured peaks are at most 1.5 times the estimate plus
+    2 GiB (results/bench/step.json).
     """
     counted = cost_of(recipe)
-    parts = (n for n in range(recipe.micro_batch_size() // 2, 1, -1) if recipe.batch_size % n == 0)
+    share, at_once = recipe.batch_size // processes, recipe.micro_batch_size(processes) // processes
+    parts = (n for n in range(at_once // 2, 1, -1) if share % n == 0)
     return next((n for n in parts if 1.5 * counted.memory(n, recipe.precision) + 2 * 2**30 <= memory), None)
 
 

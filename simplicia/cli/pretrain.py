@@ -130,10 +130,10 @@ def pretrain(
         say([f"there is no run in {out} to resume: a new one begins"])
     options: Any = {"out": out, "processes": processes, **vars(given), **settings.changes}
     if dry_run:
-        with _advice_if_memory_is_full(settings, given.device):
+        with _advice_if_memory_is_full(settings, given.device, processes):
             simplicia.dry_run(recipe, **options)
         return
-    with _advice_if_memory_is_full(settings, given.device):
+    with _advice_if_memory_is_full(settings, given.device, processes):
         run = simplicia.pretrain(recipe, **options)
     if rank() == 0:
         steps, seconds = plural(run.step, "step"), decimals(run.state["seconds"], 0)
@@ -142,31 +142,31 @@ def pretrain(
 
 
 @contextmanager
-def _advice_if_memory_is_full(settings: Settings, device: str) -> Iterator[None]:
+def _advice_if_memory_is_full(settings: Settings, device: str, processes: int | None) -> Iterator[None]:
     """Turn an error of full memory into a UserError with the size of micro-batches that should fit."""
     try:
         yield
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        if (size := _fitting(settings, device)) is None:
+        if (size := _fitting(settings, device, processes)) is None:
             raise  # the command line has an answer for all verbs
         raise UserError(
             f"the device is out of memory; use --process-batch-size {size}, which should fit"
         ) from None
 
 
-def _fitting(settings: Settings, where: str) -> int | None:
+def _fitting(settings: Settings, where: str, processes: int | None) -> int | None:
     """The size of micro-batches that a device should hold; None if none, or if the images decide settings."""
     from simplicia.analyze.model_cost import fitting_batch
-    from simplicia.devices import choose, total_memory
+    from simplicia.devices import choose, process_count, total_memory
 
     device = choose(where)
     recipe, memory = with_changes(settings.defaults, settings.changes), total_memory(device)
     if recipe.precision == "auto":
         recipe = with_changes(recipe, {"precision": "bf16" if device.type == "cuda" else "32"})
     try:
-        return None if memory is None else fitting_batch(recipe, memory)
+        return None if memory is None else fitting_batch(recipe, memory, process_count(processes))
     except UserError:  # settings are open
         return None
 

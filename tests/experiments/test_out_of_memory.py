@@ -124,6 +124,7 @@ def test_the_micro_batch_that_should_fit_is_smaller_on_a_smaller_device():
     sizes = [fitting_batch(recipe, gib * 2**30) for gib in (141, 30, 24, 8)]
     assert sizes[0] == 128 > sizes[1] > sizes[2] and sizes[3] is None  # the weights alone take more
     assert all(4096 % size == 0 for size in sizes[:3])
+    assert fitting_batch(with_changes(recipe, {"batch_size": 96}), 141 * 2**30, processes=2) == 24
 
 
 def test_the_estimate_of_memory_covers_the_measured_peaks():
