@@ -197,6 +197,8 @@ class Index:
         if k < 1:
             raise UserError(f"k is {k}; it must be at least 1")
         codes = self._queries(queries)
+        if not len(codes):
+            raise UserError("no queries are given; give at least one image, or the codes of one")
         planes, rows = self._table.codes, None
         if vertices:
             rows = self.having(vertices)
