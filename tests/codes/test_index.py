@@ -87,7 +87,10 @@ def test_explained_vertices_are_shared_and_their_examples_have_them(index, shape
         assert all(column[index.names.index(name)] == vertex.vertex for name in vertex.examples)
 
 
-def test_add_finds_new_and_changed_files_and_remove_forgets(index, photos, shapes, tmp_path, save_images):
+def test_add_finds_new_and_changed_files_and_remove_forgets(
+    index, photos, shapes, tmp_path, save_images, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     more = tmp_path / "more"
     save_images(more, shapes[:3], start=500)
     assert index.add(more) == 3 and len(index) == 123
@@ -98,6 +101,9 @@ def test_add_finds_new_and_changed_files_and_remove_forgets(index, photos, shape
     assert index.add(photos) == 1 and len(index) == 123
     codes = dict(zip(index.names, index.codes().tolist(), strict=True))
     assert codes["004.png"] == codes["050.png"] and codes[str(more / "500.png")] == codes["000.png"]
+    for nothing in ("", "00"):  # as --remove "$UNSET"; a part of names
+        with pytest.raises(UserError, match="has no image"):
+            index.remove(nothing)
     before = index.codes()
     assert index.remove(["050.png", photos / "051.png", str(more)]) == 5
     assert len(Index.open(index.path)) == 118 and "050.png" not in index.names
