@@ -35,7 +35,7 @@ def pack(codes: np.ndarray, vertices: int) -> np.ndarray:
         np.packbits((padded >> bit & 1).astype(bool), axis=1, bitorder="little").view("<u8")
         for bit in range(bits_of(vertices))
     ]
-    return np.ascontiguousarray(np.stack(planes, -1).reshape(n, -1).T)
+    return np.ascontiguousarray(np.stack(planes, -1).reshape(n, words_of(simplices) * bits_of(vertices)).T)
 
 
 def unpack(planes: np.ndarray, simplices: int, vertices: int) -> np.ndarray:
@@ -43,7 +43,7 @@ def unpack(planes: np.ndarray, simplices: int, vertices: int) -> np.ndarray:
     bits, n = bits_of(vertices), planes.shape[1]
     dtype = dtype_of(vertices)
     codes = np.zeros((n, simplices), dtype=dtype)
-    rows = np.ascontiguousarray(planes.T, dtype="<u8").reshape(n, -1, bits)
+    rows = np.ascontiguousarray(planes.T, dtype="<u8").reshape(n, len(planes) // bits, bits)
     for bit in range(bits):
         plane = np.ascontiguousarray(rows[:, :, bit]).view(np.uint8)
         codes |= np.unpackbits(plane, axis=1, count=simplices, bitorder="little").astype(dtype) << bit

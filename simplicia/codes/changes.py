@@ -83,7 +83,7 @@ def remove(names: Iterable[str], path: Path) -> int:
             file = Path(name).resolve()  # the name may be the path of a file
             inside = file.relative_to(folder) if file.is_relative_to(folder) else file
             wanted = name.rstrip("/"), inside.as_posix()
-            below = [i for i, other in enumerate(known) if _is_below(other, wanted)]
+            below = [i for i, other in enumerate(known) if name and _is_below(other, wanted)]
             if not below:
                 raise UserError(f"{str(path)!r} has no image {name!r}; names are as in {known[0]!r}")
             gone.update(below)

@@ -101,12 +101,13 @@ class Index:
         self._load()
         return count
 
-    def remove(self, names: Iterable[str | Path]) -> int:
+    def remove(self, names: str | Path | Iterable[str | Path]) -> int:
         """Remove images by name, or all below a folder; returns how many. No file is deleted.
 
         >>> index.remove(["0.png"])
         1
         """
+        names = [names] if isinstance(names, str | Path) else names
         count = changes.remove(map(str, names), self.path)
         self._load()
         return count
@@ -197,6 +198,8 @@ class Index:
         if k < 1:
             raise UserError(f"k is {k}; it must be at least 1")
         codes = self._queries(queries)
+        if not len(codes):
+            raise UserError("no queries are given; give at least one image, or the codes of one")
         planes, rows = self._table.codes, None
         if vertices:
             rows = self.having(vertices)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from simplicia.codes import bits, informative
 
-SIZES = st.tuples(st.integers(1, 40), st.integers(1, 140), st.integers(1, 300), st.integers(0, 2**32 - 1))
+SIZES = st.tuples(st.integers(0, 40), st.integers(1, 140), st.integers(1, 300), st.integers(0, 2**32 - 1))
 
 
 def drawn(n, simplices, vertices, seed=0):
@@ -20,10 +20,12 @@ def test_packed_codes_unpack_and_compare_as_the_integers(size):
     n, simplices, vertices, seed = size
     codes = drawn(n, simplices, vertices, seed)
     planes = bits.pack(codes, vertices)
+    assert bits.unpack(planes, simplices, vertices).shape == codes.shape
     assert (bits.unpack(planes, simplices, vertices) == codes).all()
     assert (bits.column(planes, simplices - 1, vertices) == codes[:, -1]).all()
-    differing = bits.differing(planes, planes[:, 0], bits.bits_of(vertices))
-    assert (differing == (codes != codes[0]).sum(1)).all()
+    query = codes[:1] if n else drawn(1, simplices, vertices)
+    differing = bits.differing(planes, bits.pack(query, vertices)[:, 0], bits.bits_of(vertices))
+    assert (differing == (codes != query).sum(1)).all()
 
 
 def test_256_simplices_of_13_vertices_take_128_bytes():

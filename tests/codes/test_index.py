@@ -62,6 +62,19 @@ def test_filters_keep_images_with_the_vertex(index, shapes):
     assert listed.indices[0].tolist() == np.flatnonzero(codes[:, 2] == vertex)[:4].tolist()
 
 
+def test_a_filter_that_no_image_passes_finds_nothing(index, photos, tmp_path, capfd):
+    codes, one, two = index.codes(), *index.simplices[:2]
+    free = next(pair for pair in np.ndindex(5, 5) if not (codes[:, :2] == pair).all(1).any())
+    page, numbers = tmp_path / "x.html", tmp_path / "x.json"
+    words = ["--vertex", f"{one}:{free[0]}", "--vertex", f"{two}:{free[1]}", "--html", str(page)]
+    for query in ([str(photos / "000.png")], []):
+        assert cli.main(["search", str(index.path), *query, *words, "--json", str(numbers)]) == 0
+        assert json.loads(numbers.read_text())["results"] == []
+        assert "No image has these vertices." in page.read_text()
+    with pytest.raises(UserError, match="no queries are given"):
+        index.search(codes[:0])
+
+
 def test_explained_vertices_are_shared_and_their_examples_have_them(index, shapes):
     found = index.search(shapes[:1], k=10)
     vertices, codes = index.explain(found.codes[0], found.indices[0].tolist()), index.codes()
@@ -74,7 +87,10 @@ def test_explained_vertices_are_shared_and_their_examples_have_them(index, shape
         assert all(column[index.names.index(name)] == vertex.vertex for name in vertex.examples)
 
 
-def test_add_finds_new_and_changed_files_and_remove_forgets(index, photos, shapes, tmp_path, save_images):
+def test_add_finds_new_and_changed_files_and_remove_forgets(
+    index, photos, shapes, tmp_path, save_images, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     more = tmp_path / "more"
     save_images(more, shapes[:3], start=500)
     assert index.add(more) == 3 and len(index) == 123
@@ -85,6 +101,9 @@ def test_add_finds_new_and_changed_files_and_remove_forgets(index, photos, shape
     assert index.add(photos) == 1 and len(index) == 123
     codes = dict(zip(index.names, index.codes().tolist(), strict=True))
     assert codes["004.png"] == codes["050.png"] and codes[str(more / "500.png")] == codes["000.png"]
+    for nothing in ("", "00"):  # as --remove "$UNSET"; a part of names
+        with pytest.raises(UserError, match="has no image"):
+            index.remove(nothing)
     before = index.codes()
     assert index.remove(["050.png", photos / "051.png", str(more)]) == 5
     assert len(Index.open(index.path)) == 118 and "050.png" not in index.names
