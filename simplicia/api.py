@@ -9,10 +9,11 @@ from typing import Any
 
 from simplicia import devices, frozen
 from simplicia.distributed import from_leader, watched_peers
-from simplicia.errors import Interrupted, UserError
+from simplicia.errors import Interrupted, UserError, spoken
 from simplicia.progress import Progress, say
 from simplicia.run import Run, load, load_classifier
-from simplicia.train import auto, checkpoint, run_dir
+from simplicia.settings import flat
+from simplicia.train import auto, checkpoint, recipes, run_dir
 from simplicia.train.hooks import REQUEUE, Checkpoints, Logging, OnlineProbes, StopOnRequest, requeue
 from simplicia.train.recipe import Recipe
 from simplicia.train.run_dir import Log
@@ -130,7 +131,8 @@ def _prepared(
         if resolved.freeze != "none":
             features = frozen.prepare(resolved, images, path, is_new, fabric.device, quiet)
         trainer = Trainer(resolved, images, fabric, engine, test_images, init, encoder, features)
-        say(trainer.describe(notes), quiet)
+        idle = recipes.without_effect(resolved, flat(changes))
+        say([*trainer.describe(notes), *([] if idle is None else [spoken(idle)])], quiet)
         yield path, trainer, encoder
 
 

@@ -59,12 +59,14 @@ def spoken(message: str) -> str:
     return OPTION.sub(keyword, message)
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for an unknown name; it suggests the nearest known ones."""
+def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> UserError:
+    """The error for an unknown name; it suggests the nearest known ones, or a command that lists them."""
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
     if near:
         hint = "did you mean " + " or ".join(repr(n) for n in near) + "?"
+    elif listed_by:
+        hint = f"{listed_by} lists them"
     else:
         hint = f"choose {', '.join(map(repr, known[:20]))}{', …' if len(known) > 20 else ''}"
     return UserError(f"unknown {kind} {name!r}; {hint}")

@@ -15,7 +15,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union
 
@@ -24,6 +24,40 @@ from simplicia.errors import UserError, unknown
 T = TypeVar("T")
 Entry = TypeVar("Entry")
 LARGEST_COUNT, LARGEST_NUMBER = 2**31 - 1, 1e30  # products of larger ones overflow int64 or float32
+# names in other tools, and the last part of the setting's name here
+SYNONYMS = {
+    "learning-rate": "lr",
+    "base-lr": "lr",
+    "wd": "weight-decay",
+    "tau": "temperature",
+    "n": "epochs",
+    "e": "epochs",
+    "num-epochs": "epochs",
+    "max-epochs": "epochs",
+    "b": "batch-size",
+    "bs": "batch-size",
+    "batch": "batch-size",
+    "o": "out",
+    "output": "out",
+    "output-dir": "out",
+    "d": "data",
+    "dataset": "data",
+    "l": "simplices",
+    "num-simplices": "simplices",
+    "v": "vertices",
+    "num-vertices": "vertices",
+    "arch": "encoder",
+    "model": "encoder",
+    "backbone": "encoder",
+    "opt": "optim.name",
+    "optimizer": "optim.name",
+    "optimiser": "optim.name",
+    "resolution": "image-size",
+    "img-size": "image-size",
+    "gpu": "device",
+    "gpus": "device",
+    "warmup": "warmup-epochs",
+}
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -106,12 +140,33 @@ def options_of(source: Any) -> dict[str, Option]:
     return options
 
 
-def current_name(name: Any, options: Mapping[str, Option], kind: str = "setting", prefix: str = "") -> str:
-    """Return the name a setting has now, given that or an earlier one; a UserError for an unknown name."""
+def current_name(
+    name: Any, options: Mapping[str, Option], kind: str = "setting", prefix: str = "", nested: Any = None
+) -> str:
+    """Return the name a setting has now, given that or an earlier one; a UserError for an unknown name.
+
+    The error also looks among the ``nested`` settings: it names optim.lr for lr.
+    """
     for option in options.values():
         if name == option.name or name in option.formerly:
             return option.name
-    raise unknown(kind, f"{prefix}{name}", [f"{prefix}{known}" for known in options])
+    shown = f"{prefix}{name}"
+    if nested is not None and (meant := meant_by(str(name), [path for path, _, _ in walk(nested, prefix)])):
+        raise UserError(f"unknown {kind} {shown!r}; did you mean {' or '.join(map(repr, meant))}?")
+    raise unknown(kind, shown, [f"{prefix}{known}" for known in options])
+
+
+def meant_by(name: str, known: Iterable[str]) -> list[str]:
+    """The known names that an unknown one stands for in other tools, or that end in it.
+
+    >>> meant_by("learning_rate", ["epochs", "optim.lr"]), meant_by("epochs", ["epochs", "a.epochs"])
+    (['optim.lr'], ['epochs'])
+    """
+    word = name.lower().replace("_", "-")
+    word = SYNONYMS.get(word, word)
+    dashed = {path.replace("_", "-"): path for path in known}
+    ending = [path for shown, path in dashed.items() if shown.rpartition(".")[2] == word]
+    return [dashed[word]] if word in dashed else ending
 
 
 def walk(settings: Any, prefix: str = "") -> Iterator[tuple[str, Option, Any]]:
@@ -166,7 +221,7 @@ def with_changes(settings: T, changes: Mapping[str, Any], prefix: str = "") -> T
     changes = _spelled(type(settings), changes, changes.get("method", getattr(after, "method", None)))
     for path, value in changes.items():
         head, _, rest = path.partition(".")
-        name = current_name(head, options, prefix=prefix)
+        name = current_name(head, options, prefix=prefix, nested=settings)
         before, full_name = getattr(after, name), f"{prefix}{name}"
         if rest:
             if not dataclasses.is_dataclass(before) and not isinstance(before, dict):

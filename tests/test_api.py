@@ -60,6 +60,9 @@ def test_a_setting_has_one_name_in_python_on_the_command_line_and_in_files(tmp_p
         ({"byol.hiden": 3}, "hidden"),
         ({"byol.hidden": "many"}, "byol.hidden is 'many'; it must be a whole number"),
         ({"byol": 3}, "must be a mapping"),
+        ({"lr": 0.1}, r"unknown setting 'lr'; did you mean 'optim\.lr'\?"),
+        ({"learning_rate": 0.1}, r"did you mean 'optim\.lr'\?"),
+        ({"sem": {"tau": 1}}, r"unknown setting 'sem\.tau'; did you mean 'sem\.temperature'\?"),
     ):
         with pytest.raises(UserError, match=words):
             with_changes(base, changes).checked()
@@ -119,6 +122,21 @@ def test_dry_run_returns_and_prints_a_plan(tmp_path, monkeypatch, capfd):
     output = capfd.readouterr()
     assert "steps: 3 (3 per epoch)" in output.out + output.err and not list(tmp_path.iterdir())
     assert simplicia.pretrain("byol-sem", data=IMAGES, dry_run=True, **SMALL) is None  # as in 0.1
+
+
+def test_settings_without_effect_are_named(capsys):
+    simplicia.dry_run("byol", data=IMAGES, **{**SMALL, "quiet": False})
+    lines = capsys.readouterr().err.splitlines()
+    assert any(line.startswith("byol: 48 images, ") for line in lines)
+    assert any(line.startswith("sem.simplices does nothing: recipe 'byol' has no SEM") for line in lines)
+    simplicia.dry_run("byol-sem", data=IMAGES, **{**SMALL, "quiet": False})
+    assert "does nothing" not in capsys.readouterr().err
+
+
+def test_images_from_python_are_not_looked_for_in_a_folder(run, capsys):
+    for words in (["probe", run.path], ["analyze", run.path], ["report", run.path]):
+        assert cli.main(list(map(str, words))) == 2
+        assert "got its images from Python and did not keep them; give --data" in capsys.readouterr().err
 
 
 def test_an_encoder_may_be_a_module(tmp_path):

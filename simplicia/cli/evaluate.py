@@ -51,11 +51,14 @@ class Measure(verbs.Images):
         rows: Any = None,
         trained: "list[Classifier] | None" = None,
         file: Path | None = None,
+        note: str = "",
     ) -> None:
-        """Print the table of a result, write it and the classifier it trained, and print where."""
+        """Print the table of a result with a note, write it and the classifier it trained, and say where."""
         from simplicia.evaluate.make_result import result_name
 
         table(title, columns, rows or [result])
+        if note:
+            echo(note)
         name = result_name(run, verb, result)
         echo(f"written to {run.write_result(name, result, self.json)}")
         for classifier in [] if self.json is not None and file is None else trained or []:
@@ -93,19 +96,20 @@ def probe(
     with progress_bar(layer, how, quiet) as progress:
         result = probe(run, train, test, layer, how, given.network, progress, trained.append)
     result = result.replace(**preset_details(preset, how))
+    note = ""
     if (matrix := result["temperature_matrix"]) is not None:
         titles = ["trained at", *(f"tested at {temperature:g}" for temperature in matrix["tested_at"])]
         lines = zip(matrix["trained_at"], matrix["accuracy"], strict=True)
         rows = [[temperature, *map(decimals, row)] for temperature, row in lines]
         table("test % of each probe at every temperature", titles, rows)
-        echo(f"best on validation images: temperature {result['temperature']:g}, test {accuracy(result)} %")
+        note = f"best on validation images: temperature {result['temperature']:g}, test {accuracy(result)} %"
     if how.seeds > 1:
         echo(f"mean of {how.seeds} seeds ± their standard deviation")
     protocol = "probe" if result["preset"] == "quick" else f"probe-{result['preset'].replace(', ', '-')}"
     title = f"offline linear probe, {layer}, {_images(result)}, {result['network']} network"
     chosen = [{**row, **row["selected"]} for row in result["per_temperature"] or [result.to_json()]]
     columns = ["temperature", "lr", ("L1", "l1"), ("L2", "l2"), VALIDATION, TEST, TOP5]
-    given.finish(run, protocol, result, title, columns, chosen, trained, classifier)
+    given.finish(run, protocol, result, title, columns, chosen, trained, classifier, note)
 
 
 def _images(result: Any) -> str:
@@ -173,13 +177,20 @@ def column(run: dict[str, Any]) -> str:
     return f"{run['path']} ({run['recipe']}, {run['epochs']} ep{stopped})"
 
 
+@dataclass(kw_only=True)
+class MeasureCodes(Measure):
+    layer: Annotated[str | None, "encoder, embedder, sem or codes (default: codes if the run has them)"] = (
+        None
+    )
+
+
 @verb("transfer RUN", "evaluate.transfer:TransferSettings", f"{SHARED} temperature")
 def transfer(
-    given: Measure, settings: Settings, *, temperature: Temperature = None, quiet: Quiet = False
+    given: MeasureCodes, settings: Settings, *, temperature: Temperature = None, quiet: Quiet = False
 ) -> None:
     """Measure logistic regression on another data set's frozen features or codes.
 
-    Its regulariser is chosen on validation images. The default layer is codes if the run has them.
+    Its regulariser is chosen on validation images.
     """
     from simplicia.evaluate.transfer import default_layer, load_splits, transfer
 
@@ -193,14 +204,19 @@ def transfer(
     given.finish(run, "transfer", result, title, ["regulariser", *TUNED])
 
 
+@dataclass(kw_only=True)
+class MeasureTrained(Measure):
+    layer: Annotated[str | None, "sem or encoder (default: sem if the run has it)"] = None
+
+
 @verb("finetune RUN", "evaluate.finetune:FinetuneSettings", f"{SHARED} lrs epochs steps classifier")
 def finetune(
-    given: Measure, settings: Settings, *, classifier: ClassifierFile = None, quiet: Quiet = False
+    given: MeasureTrained, settings: Settings, *, classifier: ClassifierFile = None, quiet: Quiet = False
 ) -> None:
     """Train the encoder further with the labels of another data set.
 
     Embedder and a new classifier are trained too. The learning rate is chosen on validation images; then
-    training is repeated on all training images. Layers: sem or encoder.
+    training is repeated on all training images.
     """
     from simplicia.evaluate.finetune import finetune, trainable_layer
     from simplicia.evaluate.transfer import load_splits
@@ -217,7 +233,7 @@ def finetune(
 
 @verb("semi RUN", "evaluate.finetune:SemiSettings", f"{SHARED} fraction list_ lrs epochs classifier")
 def semi(
-    given: Measure,
+    given: MeasureTrained,
     settings: Settings,
     *,
     list_: Annotated[Path | None, "file of the labelled images' names, one a line (default: drawn)"] = None,
@@ -226,7 +242,7 @@ def semi(
 ) -> None:
     """Train the encoder further with a small share of the labels.
 
-    The share is 1 % by default. Layers: sem or encoder.
+    The share is 1 % by default.
     """
     from simplicia.evaluate.finetune import semi, trainable_layer
 

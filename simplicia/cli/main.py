@@ -140,7 +140,7 @@ def _dispatch(words: list[str]) -> None:
         for task, verbs in (TASKS | ({"Others": others} if others else {})).items():
             print(f"\n{task}")
             for verb in verbs.split():
-                print(f"  {verb:10} {VERBS[verb].summary}")
+                print(f"  {verb:11} {VERBS[verb].summary}")
         return
     if name not in VERBS:
         raise unknown("verb", name, VERBS)

@@ -11,7 +11,7 @@ from simplicia.progress import Progress, say
 from simplicia.settings import Range
 
 
-@verb("pack SRC OUT")
+@verb("pack SOURCE OUT")
 def pack(
     source: Annotated[str, "folder of images, tar shards or parquet files"],
     out: Annotated[str | None, "folder to write (with --check: may be left out)"] = None,
@@ -30,7 +30,7 @@ def pack(
     from simplicia.data import packing
 
     if out is None and not check:
-        raise UserError("simplicia pack takes two folders, SRC and OUT; see simplicia pack --help")
+        raise UserError("simplicia pack takes two folders, SOURCE and OUT; see simplicia pack --help")
     folder = Path(out or source)
     with closing(Progress("verifying" if check else "packing", 0, 0, quiet)) as bar:
 

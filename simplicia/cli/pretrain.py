@@ -1,5 +1,6 @@
 """simplicia pretrain, sweep: train a recipe, or train it with many settings."""
 
+import dataclasses
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -82,28 +83,13 @@ def named_recipe(parser: Parser, words: list[str]) -> "Recipe":
 
 def check_used(settings: Settings, tried: Iterable[str] = ()) -> None:
     """A UserError for an option of a bottleneck that the run does not have; ``tried``: by a sweep."""
-    from simplicia import bottlenecks
     from simplicia.train import recipes
 
     kind = settings.changes.get("bottleneck", settings.defaults.bottleneck)
-    if "bottleneck" in tried or kind not in bottlenecks.names():
-        return
-    used = {*bottlenecks.options(kind)}
-    used |= {"second_temperature"} if "temperature" in used else set()
-    used |= {"centred"} if kind == "sem" else set()
-    for path in (*settings.changes, *tried):
-        section, _, name = path.partition(".")
-        is_known = section in ("sem", "vq") and hasattr(getattr(settings.defaults, section), name)
-        if not is_known or name in used:
-            continue
-        has = f"bottleneck {kind!r}" if used else f"no {section.upper()} (its bottleneck is {kind!r})"
-        name = settings.defaults.name
-        other = f"{name.removesuffix(f'-{kind}')}-{section}"
-        example = f", such as {other}" if other in recipes.names() else ""
-        raise UserError(
-            f"--{path.replace('_', '-')} does nothing: recipe {name!r} has {has}; "
-            f"leave it out, or give a recipe with {section.upper()}{example}"
-        )
+    recipe = dataclasses.replace(settings.defaults, bottleneck=kind)
+    idle = None if "bottleneck" in tried else recipes.without_effect(recipe, [*settings.changes, *tried])
+    if idle is not None:
+        raise UserError(idle)
 
 
 @verb("pretrain RECIPE", named_recipe, f"{BASICS} processes dry_run")

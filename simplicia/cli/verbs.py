@@ -17,6 +17,7 @@ import difflib
 import inspect
 import pkgutil
 import re
+import textwrap
 import typing
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,10 +28,19 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, NoReturn
 
 from simplicia.errors import UserError
 from simplicia.progress import SHOWN, plural
-from simplicia.settings import LARGEST_COUNT, LARGEST_NUMBER, Option, Range, options_of, walk, with_changes
+from simplicia.settings import (
+    LARGEST_COUNT,
+    LARGEST_NUMBER,
+    Option,
+    Range,
+    meant_by,
+    options_of,
+    walk,
+    with_changes,
+)
 
 POSITIVE, NOT_NEGATIVE = Range(above=0), Range(low=0)
-# groups of a recipe's settings in --help-all; the others are "settings"
+# groups of a recipe's settings in --help-all
 GROUPS = {
     "images": (
         "data data_dir image_size view_size decode_size keep_aspect data_device data_threads max_unreadable"
@@ -52,40 +62,11 @@ METAVARS = {
     "search": "SETTING=RANGE",
     "only": "WORDS",
     "figures": "FOLDER",
-}
-# what people type who know other tools, and the last part of the option's name here
-SYNONYMS = {
-    "learning-rate": "lr",
-    "base-lr": "lr",
-    "wd": "weight-decay",
-    "tau": "temperature",
-    "n": "epochs",
-    "e": "epochs",
-    "num-epochs": "epochs",
-    "max-epochs": "epochs",
-    "b": "batch-size",
-    "bs": "batch-size",
-    "batch": "batch-size",
-    "o": "out",
-    "output": "out",
-    "output-dir": "out",
-    "d": "data",
-    "dataset": "data",
-    "l": "simplices",
-    "num-simplices": "simplices",
-    "v": "vertices",
-    "num-vertices": "vertices",
-    "arch": "encoder",
-    "model": "encoder",
-    "backbone": "encoder",
-    "opt": "optim.name",
-    "optimizer": "optim.name",
-    "optimiser": "optim.name",
-    "resolution": "image-size",
-    "img-size": "image-size",
-    "gpu": "device",
-    "gpus": "device",
-    "warmup": "warmup-epochs",
+    "encoder_weights": "FILE|pretrained",
+    "vertex": "SIMPLEX:VERTEX",
+    "add": "PATH",
+    "remove": "NAME",
+    "engines": "ENGINE",
 }
 OutputFile = NewType("OutputFile", Path)
 Words = NewType("Words", list[str])
@@ -124,6 +105,16 @@ class Settings(NamedTuple):
         return settings
 
 
+class Formatter(argparse.HelpFormatter):
+    """Lines that break at spaces only: names such as cifar100-byol-sem stay in one piece."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in self._split_lines(text, width - len(indent)))
+
+
 class Help(argparse.Action):
     """--help and --help-all."""
 
@@ -146,12 +137,14 @@ class Parser(argparse.ArgumentParser):
         basics: str | None = None,
     ):
         name, usage = f"simplicia {usage.split()[0]}", f"simplicia {usage} [--option …]"
-        super().__init__(name, usage, description, add_help=False, allow_abbrev=False)
+        super().__init__(
+            name, usage, description, add_help=False, allow_abbrev=False, formatter_class=Formatter
+        )
         self._positionals.title = "arguments"
         self.settings: dict[str, tuple[str, Option]] = {}  # by dotted name, with the name users see
         self.basics = None if basics is None else {"help", "help_all", *basics.split()}
         if add_help:
-            self.add_argument("-h", "--help", action=Help, help="show the most used options")
+            self.add_argument("-h", "--help", action=Help, help="show this help")
             self.add_argument("--help-all", action=Help, help="show all options")
 
     def add(self, option: Option, positional: bool) -> None:
@@ -188,7 +181,7 @@ class Parser(argparse.ArgumentParser):
             if path == "name" or isinstance(value, dict):
                 continue
             section = path.rpartition(".")[0]
-            title = section or (GROUP_OF.get(path, "settings") if is_recipe else "settings")
+            title = section or (GROUP_OF[path] if is_recipe else "settings")
             if title not in groups:
                 about = type(getattr(settings, section)).__doc__ if section else None
                 groups[title] = self.add_argument_group(title, about)
@@ -228,18 +221,18 @@ class Parser(argparse.ArgumentParser):
         """The options that an unknown one may stand for: --optim.lr for --lr, or similar names."""
         visible = [action for action in self._actions if action.help != argparse.SUPPRESS]
         names = [name for action in visible for name in action.option_strings if name[:2] == "--"]
-        word = option.lstrip("-").lower()
-        word = SYNONYMS.get(word, word)
-        same = [name for name in names if word in (name[2:], name.rpartition(".")[2])]
-        return same or difflib.get_close_matches(option, names, n=2, cutoff=0.6)
+        same = meant_by(option.lstrip("-"), [name[2:] for name in names])
+        return [f"--{name}" for name in same] or difflib.get_close_matches(option, names, n=2, cutoff=0.6)
 
     def format_help(self, everything: bool = True) -> str:
         """The help page with the most used options, or with everything."""
         formatter, hidden = self._get_formatter(), 0
+        options = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        has_levels = any(action.option_strings and not self._is_basic(action.dest) for action in options)
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
         for group in self._action_groups:
-            known = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
+            known = [a for a in group._group_actions if a in options and (has_levels or a.dest != "help_all")]
             shown = [a for a in known if everything or not a.option_strings or self._is_basic(a.dest)]
             hidden += len(known) - len(shown)
             if shown:
@@ -327,6 +320,8 @@ def _flag(path: str) -> str:
 
 
 def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 

@@ -221,8 +221,8 @@ def decoded_size(name: str, size: int) -> int | None:
 
 
 def identity(name: str) -> str:
-    """What distinguishes data sets: the registered name, or the absolute path of a folder."""
-    return name if name in REGISTRY else str(Path(name).expanduser().resolve())
+    """What distinguishes data sets: the registered name, MEMORY, or the absolute path of a folder."""
+    return name if name in REGISTRY or name == MEMORY else str(Path(name).expanduser().resolve())
 
 
 def load(
@@ -305,7 +305,7 @@ def _find(name: str) -> DataSet:
             f"there is no folder {name!r}; give --data with its new path, or with a named data set: "
             f"{', '.join(names())}"
         )
-    raise unknown("data set", name, names())
+    raise unknown("data set or folder", name, names())
 
 
 def resolve_data_dir(data_dir: str | os.PathLike[str] | None) -> Path | None:

@@ -240,7 +240,8 @@ function search(panel, run, choose) {
     if (!ranked.length) return;
     input.value = "";
     choose({ ...ranked[0], space });
-    (panel.querySelector(".graph") ?? panel.querySelector(".atlas button"))?.focus();
+    (panel.querySelector(".graph") ?? panel.querySelector(".atlas button"))?.focus({ preventScroll: true });
+    form.scrollIntoView(); // what was found stays in sight
   };
   input.oninput = () => input.setCustomValidity("");
   input.onkeydown = (event) => {

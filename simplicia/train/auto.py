@@ -119,11 +119,12 @@ def resolve(
         notes.append(f"{recipe.method}.hidden 1024")
     recipe = recipe.checked()
     check_processes(recipe, processes)
+    name = "data" if images.name == datasets.MEMORY else images.name
     if len(images) < 2:
-        raise UserError(f"{images.name} has 1 image; training needs 2 or more, as BatchNorm does")
+        raise UserError(f"{name} has 1 image; training needs 2 or more, as BatchNorm does")
     if len(images) < recipe.batch_size:
         raise UserError(
-            f"batch_size is {recipe.batch_size}, but {images.name} has {plural(len(images), 'image')}; "
+            f"batch_size is {recipe.batch_size}, but {name} has {plural(len(images), 'image')}; "
             f"give --batch-size {len(images)} or less"
         )
     smallest = min(recipe.image_size, recipe.actual_view_size)

@@ -347,6 +347,8 @@ def read_yaml(path: Path) -> Recipe:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has aliases (*name); write the values out")
         values = yaml.safe_load(text)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no file {str(path)!r}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as a recipe: {str(error).splitlines()[0]}") from error
     try:

@@ -10,6 +10,7 @@ it recommends.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def get(name: str) -> Recipe:
         recipe = read_yaml(Path(name))
         return dataclasses.replace(recipe, name=Path(name).stem) if recipe.name == "custom" else recipe
     if name not in parts:
-        raise unknown("recipe", name, parts)
+        raise unknown("recipe", name, parts, "simplicia recipes")
     data, method, tail = parts[name]
     changes: dict[str, Any] = {
         "name": name,
@@ -156,6 +157,29 @@ def get(name: str) -> Recipe:
         changes |= {"options": SMALL.get(method, {})} | (SMALL_VQ if "-vq" in tail else {})
         changes["optim.lr"] = 0.05 if method in ("barlow", "vicreg") else 0.5  # their losses are sums
     return with_changes(Recipe(), changes)
+
+
+def without_effect(recipe: Recipe, names: Iterable[str]) -> str | None:
+    """A sentence about the first of the settings that belongs to a bottleneck the recipe does not have."""
+    kind = recipe.bottleneck
+    if kind not in bottlenecks.names():
+        return None
+    used = {*bottlenecks.options(kind)}
+    used |= {"second_temperature"} if "temperature" in used else set()
+    used |= {"centred"} if kind == "sem" else set()
+    for path in names:
+        section, _, name = path.partition(".")
+        is_known = section in ("sem", "vq") and hasattr(getattr(recipe, section), name)
+        if not is_known or name in used:
+            continue
+        has = f"bottleneck {kind!r}" if used else f"no {section.upper()} (its bottleneck is {kind!r})"
+        other = f"{recipe.name.removesuffix(f'-{kind}')}-{section}"
+        example = f", such as {other}" if other in _parts() else ""
+        return (
+            f"--{path.replace('_', '-')} does nothing: recipe {recipe.name!r} has {has}; "
+            f"leave it out, or give a recipe with {section.upper()}{example}"
+        )
+    return None
 
 
 def _parts() -> dict[str, tuple[str, str, str]]:

@@ -14,7 +14,7 @@ import torch
 
 from simplicia.data.augmentation import Views
 from simplicia.data.cached_features import FeatureViews, Frozen
-from simplicia.data.datasets import ImageSet
+from simplicia.data.datasets import MEMORY, ImageSet
 from simplicia.data.loaders import HostLoader, choose_loader
 from simplicia.data.streaming import StreamLoader
 from simplicia.devices import peak_memory
@@ -251,7 +251,8 @@ class Trainer:
         """Describe the training in a few lines; ``chosen``: settings resolved from "auto"."""
         trained = sum(p.numel() for p in self.method.parameters() if p.requires_grad)
         name, images = self.recipe.name, self.images
-        lines = [f"{name}: {plural(len(images), 'image')} of {images.name}, {trained:,} parameters"]
+        source = "" if images.name == MEMORY else f" of {images.name}"
+        lines = [f"{name}: {plural(len(images), 'image')}{source}, {trained:,} parameters"]
         if self.initialised[0]:
             loaded, total = self.initialised
             lines.append(f"begins with the weights of {self.recipe.init}: {loaded} of {total} tensors")

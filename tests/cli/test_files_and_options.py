@@ -63,7 +63,8 @@ def test_printed_recipes_are_recipes_in_files(tmp_path, capsys):
 
 def test_a_recipe_and_a_config_file_are_one_too_many(tmp_path, capsys):
     assert "give one of the two" in complaint(capsys, "pretrain", "byol", "--config", "x.yaml")
-    assert "cannot be read" in complaint(capsys, "pretrain", tmp_path / "missing.yaml")
+    assert "there is no file" in complaint(capsys, "pretrain", tmp_path / "missing.yaml")
+    assert "unknown recipe 'x'; simplicia recipes lists them" in complaint(capsys, "pretrain", "x")
     assert "must be a YAML file" in complaint(capsys, "pretrain", "--config", "x.json")
 
 
@@ -76,12 +77,13 @@ def test_a_recipe_and_a_config_file_are_one_too_many(tmp_path, capsys):
         ("--temperature", "--sem.temperature"),
         ("--simplices", "--sem.simplices"),
         ("--vertices", "--sem.vertices"),
-        ("--momentum", "--optim.momentum"),
+        ("--momentum", "--byol.momentum or --optim.momentum"),
         ("-n", "--epochs"),
+        ("-o", "--out"),
     ],
 )
 def test_common_names_lead_to_the_option(given, meant, capsys):
-    assert meant in complaint(capsys, "pretrain", "byol-sem", given, "2")
+    assert f"did you mean {meant}?" in complaint(capsys, "pretrain", "byol-sem", given, "2")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,14 @@ def test_help_has_two_levels(capsys):
     basics, everything = pages
     assert "--optim.lr" in basics and "--optim.eta" not in basics and "--help-all shows" in basics
     assert "--optim.eta" in everything and len(everything) > 2 * len(basics)
+    assert "\nsettings:" not in everything  # every setting of a recipe has a group
+    assert "(default: True)" not in everything and "cifar100-byol-sem" in everything
+
+
+def test_a_verb_without_further_options_has_one_level_of_help(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["recipes", "--help"])
+    assert "--help-all" not in capsys.readouterr().out
 
 
 def test_encode_keeps_labels_and_writes_tables(run, photos, tmp_path, monkeypatch, capsys):

@@ -294,6 +294,7 @@ def test_a_class_that_shares_no_feature_says_so(runs, visit, tmp_path):
     page.locator(".search input").fill(stored["data"]["classes"][0])
     page.keyboard.press("Enter")
     assert "none of its 5 features is shared with another class" in page.locator(".choice").text_content()
+    assert 0 < page.locator(".choice").bounding_box()["y"] < 800  # the answer is in sight
 
 
 def test_the_first_screen_shows_all_of_the_best_simplices(runs, visit):

@@ -286,6 +286,8 @@ def test_positions_on_a_scale():
     scale = Scale(Axis(log=True), [0.0, 0.1, 1.0], 0, 200)  # 0 is drawn a decade below the smallest value
     assert [scale(v) for v in (0.0, 0.1, 1.0)] == [0, 100, 200]
     assert [text for _, text in scale.ticks()] == ["0", "0.1", "1"]
+    scale = Scale(Axis(), [1.0, 12.0], 0, 200)  # steps have no fractions
+    assert [text for _, text in scale.ticks()] == ["5", "10"]
     scale = Scale(Axis(), [0.0, math.log(13)], 0, 100)
     assert scale(math.log(13) / 2) == 50
     assert [text for _, text in scale.ticks()] == ["0", "1", "2"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from simplicia.report.plots.chart import COLOURS, Axis, Chart, Series
 
-LEFT, RIGHT, TOP, BOTTOM = 64, 458, 16, 252
+LEFT, RIGHT, TOP, BOTTOM = 70, 458, 16, 252
 BOX = {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}  # of the plot within the drawing
 MOST_MARKERS = 40
 
@@ -37,7 +37,7 @@ class Scale:
         return round(self.first + share * (self.last - self.first), 2)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Positions of about five round values, and how they are written."""
+        """Positions of up to six round values, and how they are written."""
         if self.log:
             least, most = math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9)
             apart = max(1, math.ceil((most - least + 1) / 7))
@@ -50,7 +50,7 @@ class Scale:
         else:
             rough = (self.high - self.low) / 5
             ten = 10.0 ** math.floor(math.log10(rough))
-            step = next(m * ten for m in (1, 2, 2.5, 5, 10) if m * ten >= rough * 0.999)
+            step = next(m * ten for m in (1, 2, 5, 10) if m * ten >= rough * 0.999)
             first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
             values = [i * step for i in range(first, last + 1)]
         return [(self(v), _number(v)) for v in values]
