@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 from pathlib import Path
 
 from simplicia import bottlenecks, methods
@@ -77,5 +78,12 @@ def table(fields: list) -> str:
     return "\n".join(rows) + "\n"
 
 
+def copy_gallery(app, error: Exception | None) -> None:
+    """The gallery's pages are complete as they are."""
+    if error is None:
+        shutil.copytree(Path(__file__).parent / "gallery", Path(app.outdir) / "gallery", dirs_exist_ok=True)
+
+
 def setup(app) -> None:
     app.connect("builder-inited", write_reference)
+    app.connect("build-finished", copy_gallery)
