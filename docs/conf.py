@@ -20,6 +20,7 @@ nb_execution_mode = "off"  # notebooks are committed with their outputs
 exclude_patterns = ["reference/README.md"]
 html_theme, html_title, html_show_sourcelink = "furo", f"Simplicia {__version__}", False
 html_copy_source = False
+html_static_path, html_css_files = ["_static"], ["site.css"]
 autodoc_member_order, autodoc_typehints = "bysource", "signature"
 autodoc_preserve_defaults = True
 GENERATED = Path(__file__).parent / "reference"
