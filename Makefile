@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install test gpu-test hostile demo docs lint clean
+.PHONY: install test gpu-test hostile demo docs notebooks wheel lint clean
 
 install: .venv/installed
 
@@ -30,6 +30,22 @@ demo: install
 # The documentation site, in build/site.
 docs: install
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/site
+
+# Execute the notebooks and store their outputs.
+notebooks: install
+	$(BIN)/python tests/test_notebooks.py
+
+# Build the wheel and run it where the repository is not; its dependencies are those of .venv.
+wheel: install
+	rm -rf build/lib build/wheel
+	$(BIN)/python -m build --wheel --outdir build/wheel
+	$(BIN)/python -m venv --without-pip build/wheel/env
+	$(BIN)/python -m pip --python build/wheel/env/bin/python install --quiet --no-deps build/wheel/*.whl
+	$(BIN)/python -c "import site; print(*site.getsitepackages(), sep='\n')" \
+	  > "$$(build/wheel/env/bin/python -c 'import site; print(*site.getsitepackages())')/dependencies.pth"
+	$(BIN)/python -m pip --python build/wheel/env/bin/python check
+	cd build/wheel && env/bin/python -c "import simplicia, sys; assert simplicia.__file__.startswith(sys.prefix)"
+	cd build/wheel && env/bin/simplicia --version && env/bin/simplicia demo --epochs 1
 
 lint: install
 	$(BIN)/ruff check .

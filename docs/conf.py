@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shutil
 from pathlib import Path
 
 from simplicia import bottlenecks, methods
@@ -19,6 +20,7 @@ nb_execution_mode = "off"  # notebooks are committed with their outputs
 exclude_patterns = ["reference/README.md"]
 html_theme, html_title, html_show_sourcelink = "furo", f"Simplicia {__version__}", False
 html_copy_source = False
+html_static_path, html_css_files = ["_static"], ["site.css"]
 autodoc_member_order, autodoc_typehints = "bysource", "signature"
 autodoc_preserve_defaults = True
 GENERATED = Path(__file__).parent / "reference"
@@ -77,5 +79,12 @@ def table(fields: list) -> str:
     return "\n".join(rows) + "\n"
 
 
+def copy_gallery(app, error: Exception | None) -> None:
+    """The gallery's pages are complete as they are."""
+    if error is None:
+        shutil.copytree(Path(__file__).parent / "gallery", Path(app.outdir) / "gallery", dirs_exist_ok=True)
+
+
 def setup(app) -> None:
     app.connect("builder-inited", write_reference)
+    app.connect("build-finished", copy_gallery)

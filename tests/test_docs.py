@@ -20,7 +20,7 @@ SNIPPETS = [
     pytest.param(code, id=f"{page.name}-{i}")
     for page in DOCS
     if page.name != "extend.md"  # test_extend.py runs it in a copy of the package
-    for i, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+    for i, code in enumerate(re.findall(r"(?<!-->\n)```python\n(.*?)```", page.read_text(), re.DOTALL))
 ]
 
 
@@ -503,3 +503,25 @@ def test_reliability_shows_the_stored_time_of_the_digest():
     row = stored("bench/digest.json")
     shown = f"For {row['bytes'] / 1e9:.1f} GB of tensors it takes {row['digest_seconds']:.1f} CPU seconds"
     assert shown in text("docs/reliability.md")
+
+
+def test_gallery_describes_the_stored_run():
+    page = text("docs/gallery.md")
+    probe = stored("cifar100/byol-sem-100.json")["results"][0]
+    at = {row["temperature"]: f"{row['accuracy']:.1f} %" for row in probe["per_temperature"]}
+    assert f"the temperature of pre-training, with {at[1.0]}" in page
+    assert f"at 0.0001, it has {at[0.0001]}" in page and f"nearly uniform, and it has {at[10.0]}" in page
+    graphs = stored("analysis/cifar100-byol-sem-100.json")["coherence"]["graphs"]
+    sem, encoder = (
+        [
+            len(part["classes"])
+            for graph in graphs
+            if (graph["layer"], graph["k"]) == (layer, 5)
+            for part in graph["components"]
+        ]
+        for layer in ("sem", "encoder")
+    )
+    assert f"{encoder[0]} of the 100 classes" in page and len(encoder) == 1
+    assert f"{sum(sem)} classes in {len(sem)} groups of two or three" in page and set(sem) == {2, 3}
+    for target in re.findall(r'href="([^"]+)"', page):
+        assert (ROOT / "docs" / target).exists(), target

@@ -29,7 +29,7 @@ HEAD = """# Results
 
 The paper's tables and figures next to what this code measured. `simplicia reproduce --page docs/results.md`
 writes the page from the JSON files it links to; no number in its tables is typed in. The paragraphs above
-some tables are written by hand. [reproduce.md](reproduce.md) says how to measure them.
+some tables are written by hand. [Reproduce](reproduce.md) says how to measure them.
 """
 PAPER = """## On the paper's data, measured by its rules
 

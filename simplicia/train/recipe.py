@@ -99,7 +99,7 @@ class Recipe:
         bool, "cut views from uncropped images, if they are files (false: centre squares)", Formerly("whole")
     ] = True
     method: Annotated[str, "self-supervised method; simplicia methods lists them"] = "byol"
-    bottleneck: Annotated[str, "sem, none, embed, gumbel or vq"] = "sem"
+    bottleneck: Annotated[str, "sem, none, embed, gumbel, vq or vq-shared"] = "sem"
     encoder: Annotated[str, 'tiny, resnet18, any timm model ("auto": from images and device)'] = "resnet18"
     stem: Annotated[
         Literal["small", "imagenet", "auto"], 'first layers of a ResNet ("auto": from image_size)'
