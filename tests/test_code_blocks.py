@@ -98,7 +98,7 @@ def test_block_runs(code, reason, workspace, tmp_path, monkeypatch, capsys):
         given = parse(words)
         if words[0] == "pretrain":
             shutil.rmtree(given["out"] or f"runs/{words[1]}", ignore_errors=True)
-        short = [] if "analysis-from" in words[1] else shlex.split(SHORT.get(words[0], ""))
+        short = [] if "analysis-from" in " ".join(words) else shlex.split(SHORT.get(words[0], ""))
         for option, value in zip(short[::2], [*short[1::2], None], strict=False):
             if option not in words:
                 words += [option] if value is None else [option, value]
