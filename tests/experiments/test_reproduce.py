@@ -213,7 +213,8 @@ def test_shared_reason_is_reported_once(tmp_path, capsys):
     words = f"reproduce table1 --only byol --data nope --runs {tmp_path} --results {tmp_path}"
     assert cli.main(words.split()) == 2
     error = capsys.readouterr().err
-    assert error.count("unknown data set or folder 'nope'") == 2 and "BYOL + SEM is skipped, for the same" in error
+    assert error.count("unknown data set or folder 'nope'") == 2
+    assert "BYOL + SEM is skipped, for the same" in error
     assert not (tmp_path / "other").exists()
 
 
