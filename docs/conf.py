@@ -13,8 +13,8 @@ from simplicia.train.recipe import Recipe
 from simplicia.version import __version__
 
 project, author, release = "Simplicia", "Simplicia contributors", __version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
-myst_enable_extensions = ["dollarmath", "colon_fence"]
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks are committed with their outputs
 exclude_patterns = ["reference/README.md"]

@@ -78,16 +78,21 @@ def test_archived_results_are_named_by_date_and_commit():
 
 def test_start_shows_the_stored_demo():
     rows = []
-    for row in stored("demo/shapes-byol.json")["probes"]:
+    for row in stored("demo/shapes-barlow.json")["probes"]:
         tau = "-" if row["temperature"] is None else f"{row['temperature']:g}"
         cells = row["model"], row["layer"], tau, accuracy(row), f"{row['knn_accuracy']:.1f}"
         rows.append(f"| {' | '.join(cells)} |")
     assert " ".join(rows) in text("docs/start.md"), "\n".join(rows)
+    choice = stored("demo/choice.json")
+    assert {row["protocol"] for row in choice} == {"held-out training images"}
+    held_out = {(row["seed"], row["layer"]): row["accuracy"] for row in choice if "barlow" in row["recipe"]}
+    first, second, third = (f"{held_out[seed, 'sem'] - held_out[seed, 'encoder']:.1f}" for seed in range(3))
+    assert f"SEM adds {first}, {second} and {third} points" in text("docs/start.md")
 
 
-def test_results_readme_shows_all_stored_demos():
+def test_results_readme_shows_all_former_demos():
     page = text("results/README.md")
-    files = [*(RESULTS / "archive").glob("*-demo-shapes-byol.json"), RESULTS / "demo/shapes-byol.json"]
+    files = sorted((RESULTS / "archive").glob("*-demo-shapes-byol.json"))
     assert len(files) == 4
     for path in files:
         base, *_, sem = json.loads(path.read_text())["probes"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simplicia.run import Run
 
 ROWS, COLUMNS = 6, 10  # images in each half of the picture
-METHOD, NAME = "barlow", "Barlow Twins"  # chosen on held-out training images: results/demo/choice.json
+METHOD, NAME = "barlow", "Barlow Twins"  # gains on held-out training images: results/demo/choice.json
 
 
 @verb("demo")
@@ -148,5 +148,5 @@ def draw(run: "Run", train: "ImageSet", test: "ImageSet", path: Path) -> "Atlas"
     all_axes[0].set_title("Test images on which a vertex fires most")
     all_axes[ROWS].set_title("A test image, and the training images with most codes in common")
     path.parent.mkdir(parents=True, exist_ok=True)
-    all_axes[0].figure.savefig(path, dpi=100)
+    all_axes[0].figure.savefig(path, dpi=100, bbox_inches="tight")
     return atlas
