@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -21,7 +20,7 @@ from simplicia.data.folder import layout
 from simplicia.data.sources import pyarrow
 from simplicia.errors import UserError, printable
 from simplicia.evaluate.features import MAPPED_BYTES, load_split
-from simplicia.files import atomic_write, write_errors
+from simplicia.files import atomic_write, reserve, write_errors
 from simplicia.progress import Progress
 from simplicia.representation import patch_codes, represent
 from simplicia.run import Run
@@ -163,10 +162,7 @@ class _Store:
                 f"and {str(folder)!r} has {free / 1e9:.0f} GB free{instead}"
             )
         with write_errors(f"layer {layer!r}", folder), TemporaryFile(dir=folder) as file:
-            if hasattr(
-                os, "posix_fallocate"
-            ):  # writing to a mapped file on a full disk would end the process
-                os.posix_fallocate(file.fileno(), 0, size)
+            reserve(file, size)
             # the map keeps the file until it is no longer used
             self.rows = np.memmap(file, first.dtype, "w+", shape=shape)
 
