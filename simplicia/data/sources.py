@@ -41,7 +41,9 @@ CLASSES = "classes.json"  # the names of the classes, beside shards that number 
 SHARDS = (".tar", ".parquet", ".arrow")
 SETTLED = 2.0  # seconds after which a folder's time of change tells of every change
 ROW_GROUPS = 4  # of a parquet file, that are kept
+MOST_CLASSES = 10**6
 COLUMNS = {"shard": "int32", "offset": "int64", "size": "int64", "time": "int64", "label": "int64"}
+NAMES = {"name_end": "int64", "names": "uint8"}
 
 
 class Unreadable(Exception):
@@ -123,6 +125,8 @@ class Source:
                     if self.index is not None:
                         self.index.unlink(missing_ok=True)  # the next process builds another one
                     raise Unreadable("has changed since it was indexed")
+                if offset + size > state.st_size:
+                    raise Unreadable("lies outside of its shard")
                 if size == 0:
                     raise Unreadable("is empty")
                 file.seek(offset)
@@ -227,7 +231,7 @@ def from_shards(folder: Path, shards: list[Path]) -> Source:
     builder = Builder()
     about: dict[str, Any] = {"classes": [], "skipped": [], "shards": [], "folders": []}
     classes: list[str] | None = None
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         given = json.loads((folder / CLASSES).read_text(encoding="utf-8"))
         classes = [str(name) for name in given] if isinstance(given, list) else None
     words: dict[str, int] = {}  # classes that are named, not numbered
@@ -247,6 +251,8 @@ def from_shards(folder: Path, shards: list[Path]) -> Source:
             )
             rank = np.array([order.index(word) for word in words])
             table, classes = table._replace(label=rank[table.label]), order
+        if table.label.max() >= MOST_CLASSES:
+            raise UserError(f"{folder} has label {table.label.max()}; labels are below {MOST_CLASSES:,}")
         known = classes or about.pop("names", None) or [str(i) for i in range(int(table.label.max()) + 1)]
         if table.label.max() >= len(known):
             raise UserError(f"{folder} has label {table.label.max()}, and names {len(known)} classes")
@@ -283,8 +289,9 @@ def _tar_rows(path: Path, about: dict[str, Any]) -> Iterator[Row]:
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("it has no end")
-    except (tarfile.TarError, OSError, ValueError) as error:
-        about["skipped"].append([path.name, f"the shard is damaged after {len(images)} images: {error}"])
+    except Exception as error:  # tarfile raises nearly every exception there is
+        reason = str(error) or type(error).__name__
+        about["skipped"].append([path.name, f"the shard is damaged after {len(images)} images: {reason}"])
     for key, (name, size, offset) in images.items():
         yield name, labels.get(key, -1), size, offset
 
@@ -356,18 +363,23 @@ def _columns(path: Path, schema: Any, about: dict[str, Any]) -> tuple[str, str |
 
     def holds_images(kind: Any) -> bool:
         if types.is_struct(kind):
-            return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
+            return any(
+                kind.field(i).name == "bytes" and holds_images(kind.field(i).type)
+                for i in range(kind.num_fields)
+            )
         return types.is_binary(kind) or types.is_large_binary(kind)
 
-    image = next((field.name for field in schema if holds_images(field.type)), None)
+    once = [field for field in schema if schema.names.count(field.name) == 1]
+    image = next((field.name for field in once if holds_images(field.type)), None)
     if image is None:
         raise UserError(f"{str(path)!r} has no column of images; its columns are {', '.join(schema.names)}")
     if about.setdefault("column", image) != image:
         raise UserError(
             f"{str(path)!r} has its images in column {image!r}, other files in {about['column']!r}"
         )
-    names = [name for name in ("label", "labels", "fine_label", "cls", "class") if name in schema.names]
-    with suppress(ValueError, KeyError, TypeError):
+    known = {field.name for field in once}
+    names = [name for name in ("label", "labels", "fine_label", "cls", "class") if name in known]
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         about.setdefault("names", [str(name) for name in features[names[0]]["names"]] if names else None)
     return image, names[0] if names else None
@@ -524,12 +536,22 @@ def _load(path: Path, folder: Path) -> Source | None:
         count, classes = len(table.size), about["classes"]
         if about["version"] != VERSION or any(len(c) != count for c in table[:-1]):
             return None
-        if any(str(getattr(table, name).dtype) != dtype for name, dtype in COLUMNS.items()):
+        columns = {name: getattr(table, name) for name in COLUMNS | NAMES}
+        if any(
+            (str(columns[name].dtype), columns[name].ndim) != (dtype, 1)
+            for name, dtype in (COLUMNS | NAMES).items()
+        ):
             return None
-        within = count == 0 or (
-            table.label.max() < max(len(classes), 1)
-            and table.shard.max() < max(len(about["shards"]), 1)
-            and int(table.name_end[-1]) <= len(table.names)
+        within = type(about["built"]) is int and all(type(name) is str for name in classes)
+        within = within and (
+            count == 0
+            or (
+                -1 <= table.label.min() <= table.label.max() < max(len(classes), 1)
+                and table.shard.max() < max(len(about["shards"]), 1)
+                and min(table.offset.min(), table.size.min()) >= 0
+                and bool((np.diff(table.name_end, prepend=0) >= 0).all())
+                and int(table.name_end[-1]) <= len(table.names)
+            )
         )
         parts = ((str, int, int),) * len(about["shards"]), ((str, int),) * len(about["folders"])
         for rows, kinds in zip((about["shards"], about["folders"]), parts, strict=True):
