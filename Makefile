@@ -20,7 +20,7 @@ GPU_PYTHON ?= python3
 gpu-test:
 	$(GPU_PYTHON) benchmarks/gpu_tests.py
 
-# Fuzzed calls and killed processes, for an hour; writes results/hostile.json.
+# Fuzzed calls and killed processes, for about half an hour; writes results/hostile.json.
 hostile: install
 	OMP_NUM_THREADS=1 $(BIN)/python tests/hostile/run.py --fuzz 10000 --kills 300 --json results/hostile.json
 

@@ -11,7 +11,7 @@ NO_MEMORY = re.compile(
 )
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 # libraries in Rust write "(os error 28)"; SQLite and the checks before a training have words of their own
-DISK_TROUBLE = re.compile("disk is full|disk I/O error|readonly database|GB free")
+DISK_TROUBLE = re.compile("disk is full|disk I/O error|readonly database|[GM]B free")
 
 
 at_terminal = False  # whether the command line runs, whose messages name options as it does: --resume

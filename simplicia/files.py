@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from simplicia.errors import UserError
 
@@ -90,6 +91,12 @@ def write_file(path: Path, content: bytes, what: str) -> Path:
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
     return path
+
+
+def reserve(file: Any, size: int) -> None:
+    """Reserve an open file's disk blocks: writing to a mapped file on a full disk would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _is_device(path: Path) -> bool:

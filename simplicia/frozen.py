@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import mix_seed
 from simplicia.devices import seeded
 from simplicia.errors import UserError
-from simplicia.files import atomic_write, write_errors
+from simplicia.files import atomic_write, reserve, write_errors
 from simplicia.hub import hub_errors
 from simplicia.progress import Progress, say
 from simplicia.settings import as_dict
@@ -102,8 +102,7 @@ def prepare(
     parent = Path(cache).expanduser() if cache else path / ".features"
     folder = parent / f"{digest.hexdigest()[:32]}.features"
     with write_errors("features", folder):
-        extraction = _extract(recipe, encoder, images, statistics, folder, device, quiet)
-        stored = np.load(folder / "features.npy", mmap_mode="c", allow_pickle=False)
+        stored, extraction = _extract(recipe, encoder, images, statistics, folder, device, quiet)
     say([_describe(extraction)], quiet)
     return Frozen(encoder, torch.from_numpy(stored), statistics, extraction)
 
@@ -117,22 +116,26 @@ def _extract(
     folder: Path,
     device: torch.device,
     quiet: bool,
-) -> dict[str, Any]:
-    """Fill the folder with ``features.npy`` (images, views, features); returns what that took."""
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Fill the folder with ``features.npy`` (images, views, features); returns these and what they took."""
     final, about = folder / "features.npy", folder / "extraction.json"
     shape = (len(images), recipe.frozen_views, encoder.out_features)
-    if final.is_file() and about.is_file():
-        return json.loads(about.read_text())
+    stored = _stored(final, shape)
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # missing or damaged
+        result = json.loads(about.read_text())
+        if stored is not None and _describe(result):
+            return stored, result
     folder.mkdir(parents=True, exist_ok=True)
     views = Views(recipe.views, recipe.actual_view_size, *statistics)
     parts = [folder / f"part-{start:09d}.npy" for start in range(0, len(images), PART)]
-    missing = [i for i, part in enumerate(parts) if not part.is_file()]
+    sizes = [min(PART, len(images) - start) for start in range(0, len(images), PART)]
+    missing = [i for i, part in enumerate(parts) if _stored(part, (sizes[i], *shape[1:])) is None]
     begin = time.monotonic()
     with closing(
         Progress("computing features", len(images), (len(parts) - len(missing)) * PART, quiet)
     ) as bar:
         for i in missing:
-            rows = range(i * PART, min((i + 1) * PART, len(images)))
+            rows = range(i * PART, i * PART + sizes[i])
             with seeded(mix_seed(recipe.seed, i), device):
                 features = _features(views, encoder, images, rows, device, recipe.frozen_views)
             if not features.isfinite().all():
@@ -141,9 +144,11 @@ def _extract(
                 np.save(file, features.numpy())
             bar.update(rows.stop, f"{recipe.frozen_views} views of each image")
     seconds = time.monotonic() - begin
-    computed = sum(min(PART, len(images) - i * PART) for i in missing)
+    computed = sum(sizes[i] for i in missing)
     with atomic_write(final) as temporary:
         joined = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+        with temporary.open("r+b") as file:
+            reserve(file, temporary.stat().st_size)
         for i, part in enumerate(parts):
             joined[i * PART : (i + 1) * PART] = np.load(part, allow_pickle=False)
         joined.flush()
@@ -155,7 +160,20 @@ def _extract(
         temporary.write_text(json.dumps(result))
     for part in parts:
         part.unlink()
-    return result
+    return np.load(final, mmap_mode="c", allow_pickle=False), result
+
+
+def _stored(path: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Features in a file, mapped; None if they are missing or damaged."""
+    if not path.is_file():
+        return None
+    try:
+        features = np.load(path, mmap_mode="c", allow_pickle=False)
+    except OSError:
+        raise
+    except Exception:  # numpy reads the header as Python, with all of its errors
+        return None
+    return features if features.shape == shape and features.dtype == np.float32 else None
 
 
 def _features(

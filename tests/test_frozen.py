@@ -135,6 +135,48 @@ def test_a_killed_extraction_goes_on_with_the_same_features(source, tmp_path):
     assert np.array_equal(np.load(straight), stored)
 
 
+FULL = "mount -t tmpfs -o size=2m tmpfs {cache} && exec {command}"
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="mounts a small disk")
+def test_a_disk_with_room_for_the_parts_only_is_one_sentence(source, tmp_path):
+    """Writing to a mapped file on a full disk would end the process with a bus error."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", str(cache)]).returncode:
+        pytest.skip("this machine lets nobody mount a disk")
+    words = f"pretrain byol-sem --data digits --freeze encoder --init {source.path} --epochs 1 --quiet"
+    words += f" --sem.simplices 4 --byol.hidden 8 --device cpu --frozen-views 2 --out {tmp_path / 'a'}"
+    command = FULL.format(cache=cache, command=f"{sys.executable} -m simplicia {words}")
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command],
+        env=os.environ | {"SIMPLICIA_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "features cannot be written" in done.stderr and "No space left" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("extraction.json", b"{"),
+        ("extraction.json", b"3"),
+        ("features.npy", b""),
+        ("features.npy", b"\x80\x04."),
+        ("features.npy", None),
+    ],
+)
+def test_damaged_features_are_computed_again(name, content, photos, weights, tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMPLICIA_CACHE", str(tmp_path / "cache"))
+    first = train(photos, weights, tmp_path / "a", epochs=1, frozen_views=2)
+    (file,) = (tmp_path / "cache").glob(f"*.features/{name}")
+    file.write_bytes(file.read_bytes()[:-100] if content is None else content)
+    second = train(photos, weights, tmp_path / "b", epochs=1, frozen_views=2)
+    assert second.state["extraction"]["computed"] == 300 and second.state["loss"] == first.state["loss"]
+
+
 def test_a_frozen_run_probes_starts_others_and_is_shared(run, photos, tmp_path):
     shared = simplicia.from_pretrained(run.save_pretrained(tmp_path / "model"), "cpu")
     images = datasets.load("shapes", "test").images[:5]

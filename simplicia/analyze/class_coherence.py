@@ -5,10 +5,12 @@ features that two classes or more are linked to. Classes that share a feature ar
 are those of linear classifiers on SEM and, as a baseline, on independent components (ICA).
 """
 
+import io
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch import Tensor
 from simplicia.analyze.covariance_spectrum import spectrum
 from simplicia.errors import UserError
 from simplicia.evaluate import sgd
+from simplicia.files import write_file
 
 if TYPE_CHECKING:
     import networkx
@@ -147,14 +150,16 @@ def describe_graph(graph: "networkx.Graph") -> tuple[list[Any], list[Any], list[
     return edges, components, sorted(isolated)
 
 
-def write_graphml(graph: "networkx.Graph", path: Any) -> None:
-    """The graph as GraphML. Characters XML cannot hold are left out of names."""
+def write_graphml(graph: "networkx.Graph", path: Path) -> None:
+    """Write the graph as GraphML. Characters XML cannot hold are left out of names."""
     import networkx
 
     clean = graph.copy()
     for _, data in clean.nodes(data=True):
         data["name"] = "".join(c for c in data["name"] if c.isprintable() and not "\ud800" <= c <= "\udfff")
-    networkx.write_graphml(clean, path)
+    file = io.BytesIO()
+    networkx.write_graphml(clean, file)
+    write_file(path, file.getvalue(), "the graph")
 
 
 @dataclass

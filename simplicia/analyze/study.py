@@ -1,5 +1,6 @@
 """``analyze``: all analyses of a run, from images to the folder that pages and figures are made of."""
 
+import io
 import itertools
 import math
 import time
@@ -365,7 +366,9 @@ def write_thumbnails(data: ImageSet, indices: list[int], folder: Path) -> report
     sheets, tiles = [], {}
     for i, part in enumerate(images.split(per_sheet)):
         sheet = to_pil_image(make_grid(part, COLUMNS, padding=0, pad_value=255))
-        sheet.save(folder / f"thumbnails-{i}.jpg", quality=88)
+        jpeg = io.BytesIO()
+        sheet.save(jpeg, "JPEG", quality=88)
+        write_file(folder / f"thumbnails-{i}.jpg", jpeg.getvalue(), "the thumbnails")
         sheets.append(report_data.Sheet(f"thumbnails-{i}.jpg", *sheet.size))
     for i, index in enumerate(indices):
         row, column = divmod(i % per_sheet, COLUMNS)

@@ -28,7 +28,7 @@ VERSION = 1
 SIDE = 16  # pixels of an image's look
 KEY = "simplicia.index"
 BATCH = 16384  # images copied at a time
-MOST_VERTICES = 2**16
+MOST_VERTICES, MOST_SIMPLICES = 2**16, 2**31
 TYPES = {"U64": "<u8", "I64": "<i8", "U8": "|u1"}
 ARRAYS = {
     "codes": "U64", "name_ends": "I64", "stamps": "I64", "content": "U8", "looks": "U8", "names": "U8"
@@ -190,7 +190,12 @@ def read(path: Path) -> Table:
             arrays[name] = np.asarray(np.memmap(path, dtype, "r", 8 + size + begin, shape))
     ends = arrays.get("name_ends", np.zeros(0, np.int64))
     valid = bool(arrays) and len(set(kept)) == len(kept) > 0 and all(0 <= i < about.total for i in kept)
-    valid = valid and 0 < about.vertices <= MOST_VERTICES and bool((np.diff(ends, prepend=0) >= 0).all())
+    valid = (
+        valid
+        and 0 < about.vertices <= MOST_VERTICES
+        and about.total <= MOST_SIMPLICES
+        and bool((np.diff(ends, prepend=0) >= 0).all())
+    )
     if not valid or ends[-1] != text:
         raise UserError(f"the index {str(path)!r} is damaged; make it again with simplicia index")
     names = arrays.pop("names")

@@ -387,6 +387,11 @@ def read_all(path: Path, size: int, stream_it: bool | None = None) -> ImageSet:
         raise UserError(f"there is no folder or image {str(path)!r}")
     if path.is_dir() and (stream_it or has_shards(path)):
         source = open_source(path)
+        if not source.entries and source.skipped:
+            shard, reason = source.skipped[0]
+            raise UserError(
+                f"no image of {str(path)!r} can be read, such as those of {shard.name!r}: {reason}"
+            )
         if not source.entries and has_shards(path):
             raise UserError(
                 f"{str(path)!r} has no shards itself; give one of its splits, such as its train folder"

@@ -21,7 +21,7 @@ import numpy as np
 
 from simplicia.distributed import from_leader, local_world_size
 from simplicia.errors import UserError
-from simplicia.files import atomic_write, locked
+from simplicia.files import atomic_write, locked, reserve
 
 VERSION = 3  # of the decoder: another version never reads this one's cache
 SIZES = (32, 64, 96, 128, 224)
@@ -225,7 +225,8 @@ def _resume(partial: Path, journal: Path, files: list[Path], shape: tuple[int, .
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         images = np.lib.format.open_memmap(partial, mode="w+", dtype=np.uint8, shape=shape)
-        _allocate_blocks(partial)
+        with partial.open("r+b") as file:
+            reserve(file, partial.stat().st_size)
     except OSError:
         partial.unlink()
         raise
@@ -265,13 +266,6 @@ def _map(pixels: Path) -> np.ndarray:
         if error.errno != errno.ENOMEM:
             raise
         return np.load(pixels, mmap_mode="r", allow_pickle=False)
-
-
-def _allocate_blocks(path: Path) -> None:
-    """Reserve a file's disk blocks: writing to a mapped file on a full disk would end the process."""
-    if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def _check_disk(cache: Path, shape: tuple[int, ...]) -> None:

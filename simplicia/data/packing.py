@@ -87,12 +87,16 @@ def check(out: Path, progress: Progress | None = None) -> int:
     """
     folders = [path.parent for path in sorted(out.rglob(INDEX))]
     plan = _read_plan(out)
-    if not folders or plan is None or len(folders) < len(plan.get("images", ())):
+    packed = None if plan is None else plan.get("images")
+    if not folders or not isinstance(packed, dict) or len(folders) < len(packed):
         raise UserError(f"{str(out)!r} has no packed images, or is not finished; run simplicia pack again")
     sources = [open_source(folder) for folder in folders]
     total, done = sum(map(len, sources)), 0
     for source in sources:
-        for (name, *_), digest in zip(source.about["shards"], source.about["sha256"], strict=True):
+        shards, digests = source.about["shards"], source.about.get("sha256")
+        if not isinstance(digests, list) or len(digests) != len(shards):
+            raise UserError(f"{str(source.root / INDEX)!r} has no digests of its shards; pack them again")
+        for (name, *_), digest in zip(shards, digests, strict=True):
             if _digest(source.root / name) != digest:
                 raise UserError(f"{str(source.root / name)!r} has changed since it was packed; pack it again")
         with ThreadPoolExecutor(default_threads()) as executor:
@@ -230,7 +234,7 @@ def _check_plan(out: Path, plan: dict[str, Any]) -> None:
             raise UserError(f"{str(out)!r} holds other files; pack into another folder")
         _write_json(out / PLAN, plan)
     elif before != plan:
-        differing = next(name for name in plan if before.get(name) != plan[name])
+        differing = next((name for name in plan if before.get(name) != plan[name]), "settings")
         raise UserError(
             f"{str(out)!r} was begun with other {differing}; pack into another folder, or remove this one"
         )

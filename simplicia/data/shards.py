@@ -46,8 +46,9 @@ def _tar_rows(path: Path, size: int, about: dict[str, Any]) -> Iterator[Row]:
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("it has no end")
-    except (tarfile.TarError, OSError, ValueError) as error:
-        about["skipped"].append([path.name, f"the shard is damaged after {len(images)} images: {error}"])
+    except Exception as error:  # tarfile raises nearly every exception there is
+        reason = str(error) or type(error).__name__
+        about["skipped"].append([path.name, f"the shard is damaged after {len(images)} images: {reason}"])
     for key, (name, length, offset) in images.items():
         yield name, labels.get(key, -1), length, offset
 
@@ -119,18 +120,23 @@ def _columns(path: Path, schema: Any, about: dict[str, Any]) -> tuple[str, str |
 
     def holds_images(kind: Any) -> bool:
         if types.is_struct(kind):
-            return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
+            return any(
+                kind.field(i).name == "bytes" and holds_images(kind.field(i).type)
+                for i in range(kind.num_fields)
+            )
         return types.is_binary(kind) or types.is_large_binary(kind)
 
-    image = next((field.name for field in schema if holds_images(field.type)), None)
+    once = [field for field in schema if schema.names.count(field.name) == 1]
+    image = next((field.name for field in once if holds_images(field.type)), None)
     if image is None:
         raise UserError(f"{str(path)!r} has no column of images; its columns are {', '.join(schema.names)}")
     if about.setdefault("column", image) != image:
         raise UserError(
             f"{str(path)!r} has its images in column {image!r}, other files in {about['column']!r}"
         )
-    names = [name for name in ("label", "labels", "fine_label", "cls", "class") if name in schema.names]
-    with suppress(ValueError, KeyError, TypeError):
+    known = {field.name for field in once}
+    names = [name for name in ("label", "labels", "fine_label", "cls", "class") if name in known]
+    with suppress(ValueError, KeyError, TypeError, RecursionError):
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         about.setdefault("names", [str(name) for name in features[names[0]]["names"]] if names else None)
     return image, names[0] if names else None

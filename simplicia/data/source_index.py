@@ -16,7 +16,7 @@ import numpy as np
 
 from simplicia.data import shards
 from simplicia.data.folder import TEST_FOLDERS, TRAIN_FOLDERS, Layout, choose_splits, layout, list_images
-from simplicia.data.sources import COLUMNS, Source, Table, from_listing, from_shards
+from simplicia.data.sources import COLUMNS, NAMES, Source, Table, from_listing, from_shards
 from simplicia.errors import UserError
 from simplicia.files import atomic_write, locked
 
@@ -153,12 +153,22 @@ def _load(path: Path, folder: Path) -> Source | None:
         count, classes = len(table.size), about["classes"]
         if about["version"] != VERSION or any(len(c) != count for c in table[:-1]):
             return None
-        if any(str(getattr(table, name).dtype) != dtype for name, dtype in COLUMNS.items()):
+        columns = {name: getattr(table, name) for name in COLUMNS | NAMES}
+        if any(
+            (str(columns[name].dtype), columns[name].ndim) != (dtype, 1)
+            for name, dtype in (COLUMNS | NAMES).items()
+        ):
             return None
-        within = count == 0 or (
-            table.label.max() < max(len(classes), 1)
-            and table.shard.max() < max(len(about["shards"]), 1)
-            and int(table.name_end[-1]) <= len(table.names)
+        within = type(about["built"]) is int and all(type(name) is str for name in classes)
+        within = within and (
+            count == 0
+            or (
+                -1 <= table.label.min() <= table.label.max() < max(len(classes), 1)
+                and table.shard.max() < max(len(about["shards"]), 1)
+                and min(table.offset.min(), table.size.min()) >= 0
+                and bool((np.diff(table.name_end, prepend=0) >= 0).all())
+                and int(table.name_end[-1]) <= len(table.names)
+            )
         )
         parts = ((str, int, int),) * len(about["shards"]), ((str, int),) * len(about["folders"])
         for rows, kinds in zip((about["shards"], about["folders"]), parts, strict=True):

@@ -22,7 +22,9 @@ from simplicia.errors import UserError
 
 CLASSES = "classes.json"  # the names of the classes, beside shards that number them
 ROW_GROUPS = 4  # of a parquet file, that are kept
+MOST_CLASSES = 10**6
 COLUMNS = {"shard": "int32", "offset": "int64", "size": "int64", "time": "int64", "label": "int64"}
+NAMES = {"name_end": "int64", "names": "uint8"}
 
 
 class Unreadable(Exception):
@@ -101,6 +103,8 @@ class Source:
                 return self._row(name, offset, size)
             with open(self.root / name, "rb", buffering=0) as file:
                 self._check_unchanged(os.fstat(file.fileno()), shard_size, changed)
+                if offset + size > shard_size:
+                    raise Unreadable("lies outside of its shard")
                 if size == 0:
                     raise Unreadable("is empty")
                 file.seek(offset)
@@ -207,7 +211,7 @@ def from_shards(folder: Path, shards: list[Path]) -> Source:
     builder = Builder()
     about: dict[str, Any] = {"classes": [], "skipped": [], "shards": [], "folders": []}
     classes: list[str] | None = None
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         given = json.loads((folder / CLASSES).read_text(encoding="utf-8"))
         classes = [str(name) for name in given] if isinstance(given, list) else None
     words: dict[str, int] = {}  # classes that are named, not numbered
@@ -226,6 +230,8 @@ def from_shards(folder: Path, shards: list[Path]) -> Source:
             )
             rank = np.array([order.index(word) for word in words])
             table, classes = table._replace(label=rank[table.label]), order
+        if table.label.max() >= MOST_CLASSES:
+            raise UserError(f"{folder} has label {table.label.max()}; labels are below {MOST_CLASSES:,}")
         known = classes or about.pop("names", None) or [str(i) for i in range(int(table.label.max()) + 1)]
         if table.label.max() >= len(known):
             raise UserError(f"{folder} has label {table.label.max()}, and names {len(known)} classes")

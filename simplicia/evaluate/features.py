@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -17,6 +16,7 @@ from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.data.source_index import cache_folder
 from simplicia.errors import UserError
+from simplicia.files import reserve
 from simplicia.progress import SHOWN, Counter, say, tracked
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe
@@ -164,8 +164,7 @@ def _mapped(shape: tuple[int, ...]) -> Tensor:
 def mapped(folder: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An array in a file without a name, which the map keeps until it is no longer used."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        if hasattr(os, "posix_fallocate"):  # writing to a mapped file on a full disk would end the process
-            os.posix_fallocate(file.fileno(), 0, math.prod(shape) * np.dtype(dtype).itemsize)
+        reserve(file, math.prod(shape) * np.dtype(dtype).itemsize)
         return np.memmap(file, dtype, "w+", shape=shape)
 
 

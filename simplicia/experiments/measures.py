@@ -261,7 +261,6 @@ def coherence(job: Job, layer: str) -> Rows:
         graph = class_coherence.coherence_graph(weight, min(5, weight.shape[1]), train.classes)
         _, components, _ = class_coherence.describe_graph(graph)
         file = run.path / "results" / f"coherence-{name}-{layer}-5.graphml"
-        file.parent.mkdir(exist_ok=True)
         class_coherence.write_graphml(graph, file)
         curve, isolated = list[float](), list[int]()
         if train.superclass is not None:

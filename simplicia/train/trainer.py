@@ -305,7 +305,7 @@ class Trainer:
         free = shutil.disk_usage(path).free
         if needed > free:
             raise UserError(
-                f"a checkpoint takes {needed / 1e9:.2f} GB, and {path} has {free / 1e9:.2f} GB free; "
+                f"a checkpoint takes {needed / 1e6:,.1f} MB, and {path} has {free / 1e6:,.1f} MB free; "
                 "give another --out"
             )
 

@@ -1,5 +1,7 @@
 """Coherence: values worked out by hand, and an independent implementation with sets."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,9 @@ from hypothesis import strategies as st
 
 from simplicia.analyze import coherence, coherence_graph
 from simplicia.analyze.class_coherence import coherence_curve, describe_graph, top_features, write_graphml
+from simplicia.analyze.study import write_thumbnails
+from simplicia.data.datasets import ImageSet
+from simplicia.errors import UserError
 
 TWO_PAIRS = [0, 0, 1, 1]  # classes 0 and 1 belong together, and so do 2 and 3
 
@@ -129,6 +134,23 @@ def test_graphml_takes_any_name(tmp_path):
     back = networkx.read_graphml(tmp_path / "g.graphml")
     assert back.nodes["class 0"]["name"] == names[0]
     assert back.nodes["class 1"]["name"] == "control " and back.number_of_edges() == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
+def test_files_of_an_analysis_that_cannot_be_completed_are_not_there(tmp_path):
+    import resource
+
+    images = ImageSet("x", torch.zeros(4, 3, 32, 32, dtype=torch.uint8))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"the graph cannot be written to .*g\.graphml: File too large"):
+            write_graphml(coherence_graph([[5, 1], [5, 1]], 1), tmp_path / "g.graphml")
+        with pytest.raises(UserError, match=r"the thumbnails cannot be written to .*-0\.jpg: File too large"):
+            write_thumbnails(images, [0, 1], tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_wrong_input_raises():

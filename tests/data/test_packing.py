@@ -1,5 +1,6 @@
 """Packed images: the same data set in shards, whatever kills the packing."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from PIL import Image
 
 from simplicia.cli import main
 from simplicia.data import datasets, packing
-from simplicia.data.source_index import open_source
+from simplicia.data.source_index import open_source, save_packed
 from simplicia.errors import UserError
 
 
@@ -105,6 +106,25 @@ def test_check_finds_a_changed_shard(tmp_path, photos):
     shard.write_bytes(content)
     with pytest.raises(UserError, match=r"val/00000.tar' has changed"):
         packing.check(out)
+
+
+def test_hostile_plans_and_indexes_are_one_sentence(tmp_path, photos):
+    out = tmp_path / "packed"
+    packing.pack(photos, out, size=32)
+    plan = json.loads((out / "pack.json").read_text())
+    (out / "pack.json").write_text(json.dumps(plan | {"more": 1}))
+    with pytest.raises(UserError, match="was begun with other settings"):
+        packing.pack(photos, out, size=32)
+    (out / "pack.json").write_text(json.dumps(plan | {"images": 5}))
+    with pytest.raises(UserError, match="is not finished"):
+        packing.check(out)
+    (out / "pack.json").write_text(json.dumps(plan))
+    for digests in (5, []):
+        source = open_source(out / "train")
+        source.about["sha256"] = digests
+        save_packed(source)
+        with pytest.raises(UserError, match="has no digests"):
+            packing.check(out)
 
 
 def test_bad_files_are_left_out_or_stop(tmp_path, photos):

@@ -8,6 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 
 from simplicia.data import datasets, source_index, sources
 from simplicia.data.source_index import open_source
@@ -210,6 +211,95 @@ def test_an_index_from_a_stranger_reads_nothing_outside_of_its_folder(tmp_path, 
         open_source(folder)
     with pytest.raises(Unreadable, match="outside"):
         sources.Source(folder, source.table, stolen).read(0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name_end": np.arange(12)[::-1].copy()},
+        {"name_end": np.arange(12, dtype=np.float32)},
+        {"size": np.ones((12, 2), np.int64)},
+        {"size": np.full(12, -5)},
+        {"offset": np.full(12, -5)},
+        {"label": np.full(12, -7)},
+        {"built": None},
+        {"classes": [1, 2, 3]},
+    ],
+    ids=str,
+)
+def test_an_index_with_impossible_values_does_not_match(changes, tmp_path, photos):
+    folder = as_tar(tmp_path / "shards", photos)
+    source = open_source(folder)
+    arrays = source.table._asdict() | {k: v for k, v in changes.items() if k in source.table._fields}
+    about = source.about | {"folders": [], "version": 1, "built": 1, **changes}
+    about = {name: value for name, value in about.items() if name not in source.table._fields}
+    save_file(arrays, folder / source_index.INDEX, {"about": json.dumps(about)})
+    with pytest.raises(UserError, match="does not match its shards"):
+        open_source(folder)
+
+
+def test_an_image_that_ends_after_its_shard_is_unreadable(tmp_path, photos):
+    folder = as_tar(tmp_path / "shards", photos)
+    source = open_source(folder)
+    huge = source.table._replace(size=np.full(12, 2**60))
+    with pytest.raises(Unreadable, match="outside of its shard"):
+        sources.Source(folder, huge, source.about).read(0)
+
+
+def header(kind, size):
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        (header(tarfile.GNUTYPE_LONGNAME, 4) + b"name".ljust(512, b"\0")) * 3000,
+        header(tarfile.XHDTYPE, 2**60),
+        header(tarfile.XHDTYPE, 40) + b"99999999999999999999 path=x\n".ljust(512, b"\0"),
+    ],
+    ids=["nested", "huge", "length"],
+)
+def test_a_hostile_tar_header_is_a_damaged_shard(start, tmp_path, photos):
+    folder = as_tar(tmp_path / "shards", photos)
+    (folder / "000.tar").write_bytes(start + (folder / "000.tar").read_bytes())
+    source = open_source(folder)
+    ((path, reason),) = source.skipped
+    assert len(source) == 6 and path.name == "000.tar" and "damaged after 0 images" in reason
+    (folder / "001.tar").write_bytes(start)
+    with pytest.raises(UserError, match=r"such as those of '000\.tar': the shard is damaged"):
+        datasets.read_all(folder, 32)
+
+
+def test_names_of_classes_may_be_nested_without_end(tmp_path, photos):
+    folder = as_tar(tmp_path / "shards", photos)
+    (folder / "classes.json").write_text("[" * 100_000)
+    assert open_source(folder).classes == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("case", ["numbers", "twice", "label", "names"])
+def test_hostile_tables_are_one_sentence(kind, case, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    rows = [{"bytes": 3 if case == "numbers" else encoded(i)} for i in range(4)]
+    columns = {"image": pa.array(rows), "label": pa.array([0, 1, 0, 2**31 - 1 if case == "label" else 1])}
+    columns = [*columns.items(), *([("image", columns["image"])] if case == "twice" else [])]
+    table = pa.Table.from_arrays([column for _, column in columns], names=[name for name, _ in columns])
+    table = table.replace_schema_metadata({"huggingface": "[" * 100_000}) if case == "names" else table
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    else:
+        with pa.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as stream:
+            stream.write_table(table)
+    if case == "names":
+        assert open_source(tmp_path).classes == ("0", "1")
+        return
+    words = "labels are below 1,000,000" if case == "label" else "has no column of images"
+    with pytest.raises(UserError, match=words):
+        open_source(tmp_path)
 
 
 def test_shards_in_one_folder_are_split_by_their_names(tmp_path, photos):

@@ -5,7 +5,9 @@ up), and must end with one line if it complains. Anything else is a fault: a tra
 control character on the terminal, or an executed pickle. ``case(seed)`` repeats one call.
 """
 
+import hashlib
 import importlib
+import json
 import os
 import random
 import re
@@ -14,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,18 +25,20 @@ from pathlib import Path
 import torch
 import zoo
 
+import simplicia
 from simplicia import cli
 
 SECONDS, MEMORY = 60, 12 * 2**30
 STATUSES = (0, 1, 2, 75)
 CATEGORIES = ("arguments", "recipe", "result", "array", "image", "checkpoint", "log", "sweep", "cache")
+CATEGORIES += ("index", "shards", "packed", "classifier", "model")
 TRAIN = "--device cpu --encoder tiny --batch-size 4 --image-size 16 --sem.simplices 4 --byol.hidden 8"
 TRAIN += " --byol.out 8 --epochs 1 --quiet"
 
 
 @dataclass
 class World:
-    """What the calls work on: images, images with classes, a trained run, a sweep, and decoded images."""
+    """What the calls work on: images, a trained run, and what verbs made of them."""
 
     root: Path
 
@@ -57,11 +62,47 @@ class World:
     def cache(self) -> Path:
         return self.root / "cache"
 
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
+    def tables(self) -> Path:
+        return self.root / "tables"
+
+    @property
+    def packed(self) -> Path:
+        return self.root / "packed"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def standalone(self) -> Path:
+        return self.root / "standalone.safetensors"
+
+
+def warm_up() -> None:
+    """Import once for all forked processes."""
+    torch.set_num_threads(1)  # a forked process has no others
+    for module in ("optuna", "sqlalchemy", "matplotlib.pyplot", "onnx"):
+        importlib.import_module(module)
+    for module in (
+        "experiments",
+        "analyze.study",
+        "report.page",
+        "codes",
+        "data.packing",
+        "evaluate.predict",
+    ):
+        importlib.import_module(f"simplicia.{module}")
+
 
 def make_world(root: Path) -> World:
     from PIL import Image
 
-    torch.set_num_threads(1)  # a forked process has no others
+    torch.set_num_threads(1)
     world = World(root)
     for i in range(24):
         picture = Image.frombytes("RGB", (20, 20), random.Random(i).randbytes(1200))
@@ -77,24 +118,49 @@ def make_world(root: Path) -> World:
     os.environ["SIMPLICIA_CACHE"] = str(world.cache)
     status |= cli.main(["encode", *commands(world, root)["encode"]])
     del os.environ["SIMPLICIA_CACHE"]
+    world.index.mkdir()
+    status |= cli.main(["index", *commands(world, root)["index"]])
+    status |= cli.main(["pack", *commands(world, root)["pack"], "--quiet"])
+    status |= cli.main(["probe", *commands(world, root)["probe"]])  # which saves a classifier
+    simplicia.load(world.run, "cpu").classifier().save(world.standalone)
+    status |= run(["save_pretrained", str(world.run), str(world.model)])
     assert status == 0
-    for module in (
-        "optuna",
-        "sqlalchemy",
-        "matplotlib.pyplot",
-        "onnx",
-        "experiments",
-        "analyze.study",
-        "report.page",
-    ):
-        ours = module.split(".")[0] in ("experiments", "analyze", "report")
-        importlib.import_module(f"simplicia.{module}" if ours else module)  # once for all forked processes
+    _make_tables(world)
     return world
+
+
+def _make_tables(world: World) -> None:
+    """Images as parquet and arrow files; in another process, since Arrow starts threads."""
+    child = os.fork()
+    if child == 0:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        rows = [{"bytes": path.read_bytes(), "path": path.name} for path in sorted(world.photos.iterdir())]
+        table = pa.table({"image": rows, "label": [i % 2 for i in range(len(rows))]})
+        for folder in ("parquet", "arrow"):
+            (world.tables / folder).mkdir(parents=True)
+        parquet.write_table(table, world.tables / "parquet/train.parquet", row_group_size=10)
+        with pa.ipc.new_stream(str(world.tables / "arrow/train.arrow"), table.schema) as stream:
+            stream.write_table(table)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def run(words: list[str]) -> int:
+    """Run a command; ``save_pretrained`` has no verb."""
+    if words[0] != "save_pretrained":
+        return cli.main(words)
+    if not Path(words[2]).exists():
+        simplicia.load(words[1], "cpu").save_pretrained(words[2])
+    simplicia.from_pretrained(words[2], "cpu")
+    return 0
 
 
 def commands(world: World, here: Path) -> dict[str, list[str]]:
     """A short valid call of each verb, by its name."""
     run, photos, classes = str(world.run), str(world.photos), str(world.classes)
+    index = str(world.index / "photos.index")
     return {
         "pretrain": ["byol-sem", "--data", photos, "--out", str(here / "new"), *TRAIN.split()],
         "probe": [run, "--epochs", "1", "--quiet", "--lrs", "0.1", "--l1", "0", "--temperatures", "1"],
@@ -121,6 +187,13 @@ def commands(world: World, here: Path) -> dict[str, list[str]]:
             "1",
             *TRAIN.split(),
         ],
+        "index": [run, photos, "--out", index, "--quiet"],
+        "search": [index, str(world.photos / "03.png"), "--html", str(here / "search.html")],
+        "dedup": [index, "--html", str(here / "dedup.html"), "--quiet"],
+        "pack": [classes, str(world.packed), "--size", "16"],
+        "predict": [run, photos, "--out", str(here / "predictions.csv")],
+        "robustness": [run, "--epochs", "1", "--lrs", "0.1", "--quiet"],
+        "completion": ["bash"],
         "reproduce": ["--list"],
         "recipes": [],
         "datasets": [],
@@ -212,12 +285,17 @@ def image(rng: random.Random, world: World, here: Path) -> list[str]:
 def checkpoint(rng: random.Random, world: World, here: Path) -> list[str]:
     run = world.run
     newest = sorted((run / "checkpoint").glob("step-*"))[-1]
-    if rng.random() < 0.5:
-        file = newest / "tensors.safetensors"
-        file.write_bytes(zoo.damaged(rng, file.read_bytes()))
-    else:
-        file = newest / "state.json"
-        file.write_text(zoo.changed_json(rng, file.read_text()), errors="replace")
+    tensors, state = newest / "tensors.safetensors", newest / "state.json"
+    how = rng.randrange(3)
+    if how == 0:
+        tensors.write_bytes(zoo.damaged(rng, tensors.read_bytes()))
+    elif how == 1:
+        state.write_text(zoo.changed_json(rng, state.read_text()), errors="replace")
+    else:  # by somebody who knows of the digest
+        content = zoo.tensors(rng, tensors.read_bytes())
+        tensors.write_bytes(content)
+        digest = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        state.write_text(json.dumps(json.loads(state.read_text()) | digest))
     if rng.random() < 0.5:
         return ["encode", str(run), str(world.photos), "--out", str(here / "x.npz")]
     return ["pretrain", "byol-sem", "--out", str(run), "--resume", "--quiet", "--device", "cpu"]
@@ -257,6 +335,79 @@ def cache(rng: random.Random, world: World, here: Path) -> list[str]:
     return ["encode", str(world.run), str(world.photos), "--out", str(here / "x.npz")]
 
 
+def index(rng: random.Random, world: World, here: Path) -> list[str]:
+    file, photos = world.index / "photos.index", str(world.photos)
+    file.write_bytes(zoo.tensors(rng, file.read_bytes()))
+    words = [*commands(world, here)["index"][:1], "--out", str(file), "--quiet"]
+    verbs = {
+        "search": [str(file), str(world.photos / "03.png"), "--html", str(here / "page.html")],
+        "dedup": [str(file), "--html", str(here / "page.html"), "--distance", rng.choice(["0.04", "1"])],
+        "index": [*words, *rng.choice([["--add", photos], ["--remove", "03.png"]])],
+    }
+    verb = rng.choice(list(verbs))
+    return [verb, *verbs[verb]]
+
+
+def shards(rng: random.Random, world: World, here: Path) -> list[str]:
+    folder = here / "shards"
+    kind = rng.choice(["tar", "parquet", "arrow"])
+    if kind == "tar":
+        folder.mkdir()
+        (folder / "train.tar").write_bytes(zoo.shard(rng, (world.packed / "00000.tar").read_bytes()))
+        (folder / "classes.json").write_text(zoo.changed_json(rng, '["a", "b"]'), errors="replace")
+    else:
+        shutil.copytree(world.tables / kind, folder)
+        (file,) = folder.iterdir()
+        file.write_bytes(zoo.damaged(rng, file.read_bytes()))
+    return _streamed(rng, world, here, folder)
+
+
+def _streamed(rng: random.Random, world: World, here: Path, folder: Path) -> list[str]:
+    """A verb that streams a folder's images."""
+    verbs = {
+        "encode": [str(world.run), str(folder), "--out", str(here / "x.npz")],
+        "pack": [str(folder), str(here / "new"), "--size", "16", "--quiet", "--max-unreadable", "0.5"],
+        "pretrain": ["byol-sem", "--data", str(folder), "--out", str(here / "new"), *TRAIN.split()],
+    }
+    verb = rng.choice(list(verbs))
+    return [verb, *verbs[verb]]
+
+
+def packed(rng: random.Random, world: World, here: Path) -> list[str]:
+    file = rng.choice([path for path in sorted(world.packed.iterdir()) if path.suffix])
+    if file.suffix == ".json":
+        file.write_text(zoo.changed_json(rng, file.read_text()), errors="replace")
+    else:
+        change = zoo.shard if file.suffix == ".tar" else zoo.tensors
+        file.write_bytes(change(rng, file.read_bytes()))
+    again = [str(world.packed), "--check"], commands(world, here)["pack"]
+    return ["pack", *rng.choice(again)] if rng.random() < 0.5 else _streamed(rng, world, here, world.packed)
+
+
+def classifier(rng: random.Random, world: World, here: Path) -> list[str]:
+    (file,) = (world.run / "results").glob("*.safetensors")
+    if rng.random() < 0.5:  # one that holds everything
+        file = world.standalone
+    file.write_bytes(zoo.tensors(rng, file.read_bytes()))
+    return ["predict", str(file), str(world.photos), "--out", str(here / "predictions.csv"), "--quiet"]
+
+
+def model(rng: random.Random, world: World, here: Path) -> list[str]:
+    file = rng.choice([path for path in sorted(world.model.iterdir()) if path.suffix != ".md"])
+    if file.suffix == ".safetensors":
+        file.write_bytes(zoo.tensors(rng, file.read_bytes()))
+    else:
+        change = zoo.changed_json if file.suffix == ".json" else zoo.changed_yaml
+        file.write_text(change(rng, file.read_text()), errors="replace")
+    verbs = {
+        "encode": [str(world.model), str(world.photos), "--out", str(here / "x.npz")],
+        "export": [str(world.model), str(here / "x.safetensors")],
+        "knn": [str(world.model), "--data", str(world.classes)],
+    }
+    verb = rng.choice(list(verbs))
+    return [verb, *verbs[verb]]
+
+
 MAKERS: dict[str, Callable[[random.Random, World, Path], list[str]]] = {
     "arguments": arguments,
     "recipe": recipe,
@@ -267,6 +418,11 @@ MAKERS: dict[str, Callable[[random.Random, World, Path], list[str]]] = {
     "log": log,
     "sweep": sweep,
     "cache": cache,
+    "index": index,
+    "shards": shards,
+    "packed": packed,
+    "classifier": classifier,
+    "model": model,
 }
 
 
@@ -286,10 +442,11 @@ def case(seed: int, world: World) -> Outcome:
     here = Path(tempfile.mkdtemp(dir=world.root))
     try:
         own = World(here)  # with a copy of the run, so that no call sees what others wrote
-        for name in ("run", *({"sweep", "cache"} & {category})):
+        for name in ("run", "index", "packed", *({"sweep", "cache", "model"} & {category})):
             shutil.copytree(world.root / name, here / name)
-        own.photos.symlink_to(world.photos)
-        own.classes.symlink_to(world.classes)
+        for name in ("photos", "classes", "tables"):
+            (here / name).symlink_to(world.root / name)
+        shutil.copy(world.standalone, own.standalone)
         words = MAKERS[category](rng, own, here)
         output = here / "log"
         child = os.fork()
@@ -318,7 +475,7 @@ def _run(words: list[str], here: Path, log: Path) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
         try:
-            status = cli.main(words)
+            status = run(words)
         except SystemExit as stop:  # of --help
             status = int(stop.code or 0)
         except BaseException:
@@ -346,15 +503,13 @@ def _fault(status: int, log: bytes, here: Path) -> str | None:
     return None
 
 
-def fuzz(
-    count: int, first: int = 0, report: Callable[[Outcome], None] = lambda outcome: None
-) -> list[Outcome]:
-    """Run ``count`` calls with the seeds from ``first`` on."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with tempfile.TemporaryDirectory() as name:
-        world = make_world(Path(name))
-        outcomes = []
-        for seed in range(first, first + count):
-            outcomes.append(case(seed, world))
-            report(outcomes[-1])
+def fuzz(world: World, seeds: range) -> list[Outcome]:
+    """Run a call for each seed; faults, and now and then a seed, are printed to standard error."""
+    outcomes, shown = [], time.monotonic()
+    for seed in seeds:
+        outcomes.append(case(seed, world))
+        fault = outcomes[-1].fault
+        if fault is not None or time.monotonic() > shown + 30:
+            shown = time.monotonic()
+            print(f"seed {seed}: {fault or 'no fault'!a}", file=sys.stderr, flush=True)
     return outcomes

@@ -72,6 +72,10 @@ def torn(folder: Path) -> list[str]:
         ".graphml": ElementTree.parse,
         ".npz": lambda path: [np.load(path)[name] for name in np.load(path)],
         ".safetensors": load_file,
+        ".index": load_file,
+        ".tar": lambda path: path.read_bytes().endswith(bytes(1024)) or 1 / 0,
+        ".jpg": lambda path: path.read_bytes().endswith(b"\xff\xd9") or 1 / 0,
+        ".csv": lambda path: path.read_bytes().endswith(b"\n") or 1 / 0,
         ".html": lambda path: path.read_text().rstrip().endswith("</html>") or 1 / 0,
         ".png": lambda path: path.read_bytes().endswith(b"IEND\xaeB`\x82") or 1 / 0,
         ".webp": lambda path: (
@@ -180,21 +184,26 @@ def kill_verbs(kills: Kills, count: int, rng: random.Random, world: fuzz.World, 
     np.save(sets / "fog.npy", np.zeros((10, 16, 16, 3), np.uint8))
     np.save(sets / "labels.npy", np.arange(10) % 2)
     verbs = ("encode", "export", "analyze", "report", "knn", "transfer", "bound", "probe", "finetune", "semi")
-    verbs += ("robustness", "compare", "cost", "reproduce", "page")
+    verbs += ("robustness", "compare", "cost", "reproduce", "page", "index", "pack", "predict", "search")
+    verbs += ("dedup", "save_pretrained")
 
     def prepared(verb: str, place: Path) -> list[str]:
         """A command on a copy of the run in a folder of its own."""
         run = str(shutil.copytree(world.run, place / "run"))
+        shutil.copytree(world.index, place / "index")
         experiment = ["hard-discretisation", "--only", "tau_d=0.1", "--data", str(world.classes), "--quiet"]
         experiment += ["--epochs", "1", "--batch-size", "20", "--probe-epochs", "1"]
         commands = fuzz.commands(fuzz.World(world.root), place) | {
             "robustness": [run, "--sets", str(sets), "--epochs", "1", "--lrs", "0.1", "--quiet"],
             "reproduce": [*experiment, "--runs", str(place / "runs"), "--results", str(place / "results")],
             "page": ["--results", str(results), "--page", str(place / "page.md")],
+            "save_pretrained": [run, str(place / "model")],
         }
         commands["analyze"] += ["--figures", str(place / "figures")]
         commands["bound"] += ["--figure", str(place / "b.svg")]
         words = [word.replace(str(world.run), run) for word in commands[verb]]
+        for folder in (world.index, world.packed):
+            words = [word.replace(str(folder), str(place / folder.name)) for word in words]
         return ["reproduce" if verb == "page" else verb, *words]
 
     usual: dict[str, float] = {}
@@ -217,11 +226,10 @@ def kill_verbs(kills: Kills, count: int, rng: random.Random, world: fuzz.World, 
         shutil.rmtree(place, ignore_errors=True)
 
 
-def kill(count: int, seed: int = 0) -> Kills:
+def kill(world: fuzz.World, count: int, seed: int) -> Kills:
     """Kill about ``count`` processes: half of them trainings, a quarter sweeps, a quarter other verbs."""
     rng, kills = random.Random(seed), Kills()
-    with tempfile.TemporaryDirectory() as name:
-        world = fuzz.make_world(Path(name))
+    with tempfile.TemporaryDirectory(dir=world.root) as name:
         for part, share in (
             (kill_training, count // 2),
             (kill_sweeps, count // 4),

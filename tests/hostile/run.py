@@ -8,9 +8,11 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import fuzz
 import kills
@@ -26,42 +28,21 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first call, and of the kills")
     parser.add_argument("--kills", type=int, default=0, help="number of killed processes")
     parser.add_argument("--seed", type=int, help="repeat the fuzzed call of this seed")
-    parser.add_argument("--kill", type=int, help=argparse.SUPPRESS)  # only that, for the process that does it
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--world", type=Path, help=argparse.SUPPRESS)  # of a process that does a share
     options = parser.parse_args()
-    if options.seed is not None:
-        (outcome,) = fuzz.fuzz(1, options.seed)
-        print(outcome)
-        return int(outcome.fault is not None)
-    if options.kill is not None:
-        print(json.dumps(vars(kills.kill(options.kill, options.first) if options.kill else kills.Kills())))
+    if options.world is not None:
+        print(json.dumps(share(fuzz.World(options.world), options.fuzz, options.first, options.kills)))
         return 0
-    begun = shown = time.monotonic()
-
-    def report(outcome: fuzz.Outcome) -> None:
-        nonlocal shown
-        if outcome.fault is not None or time.monotonic() > shown + 15:
-            shown = time.monotonic()
-            print(f"seed {outcome.seed}: {outcome.fault or 'no fault'!a}", flush=True)
-
-    # kills and calls at the same time; a pool of processes would have threads, which must not be forked
-    killer = subprocess.Popen(
-        [sys.executable, __file__, "--kill", str(options.kills), "--first", str(options.first)],
-        stdout=subprocess.PIPE,
-    )
-    outcomes = fuzz.fuzz(options.fuzz, options.first, report) if options.fuzz else []
-    killed = kills.Kills(**json.loads(killer.communicate()[0].splitlines()[-1]))
-    calls = {
-        category: dict(sorted(Counter(str(o.status) for o in outcomes if o.category == category).items()))
-        for category in fuzz.CATEGORIES
-    }
-    faults = [f"seed {o.seed}: {o.fault}"[:500] for o in outcomes if o.fault is not None] + killed.faults
-    result = {
-        "fuzzed_calls": len(outcomes),
-        "statuses_by_category": calls,
-        "kills": sum(killed.counts.values()),
-        "kills_by_command": killed.counts,
-        "faults": faults,
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        world = fuzz.make_world(Path(name))
+        if options.seed is not None:
+            (outcome,) = fuzz.fuzz(world, range(options.seed, options.seed + 1))
+            print(outcome)
+            return int(outcome.fault is not None)
+        result = both(world, options)
+    result |= {
         "seconds": round(time.monotonic() - begun, 1),
         "commit": commit(),
         **versions(torch.device("cpu")),
@@ -69,7 +50,39 @@ def main() -> int:
     print(json.dumps(result, indent=1))
     if options.json:
         write_json(options.json, result)
-    return int(bool(faults))
+    return int(bool(result["faults"]))
+
+
+def both(world: fuzz.World, options: argparse.Namespace) -> dict[str, Any]:
+    """Kills and calls at the same time, each in processes without threads, which must not be forked."""
+    half, first = options.fuzz // 2, options.first
+    shares = [(0, first, options.kills), (half, first, 0), (options.fuzz - half, first + half, 0)]
+    processes = []
+    for calls, seed, count in shares:
+        words = ["--world", world.root, "--fuzz", calls, "--first", seed, "--kills", count]
+        command = [sys.executable, __file__, *map(str, words)]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+    said = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    outcomes = [fuzz.Outcome(**outcome) for part in said for outcome in part["outcomes"]]
+    killed = kills.Kills(**said[0]["kills"])
+    return {
+        "fuzzed_calls": len(outcomes),
+        "statuses_by_category": {
+            category: dict(sorted(Counter(str(o.status) for o in outcomes if o.category == category).items()))
+            for category in fuzz.CATEGORIES
+        },
+        "kills": sum(killed.counts.values()),
+        "kills_by_command": killed.counts,
+        "faults": [f"seed {o.seed}: {o.fault}"[:500] for o in outcomes if o.fault is not None]
+        + killed.faults,
+    }
+
+
+def share(world: fuzz.World, calls: int, first: int, count: int) -> dict[str, Any]:
+    fuzz.warm_up()
+    outcomes = fuzz.fuzz(world, range(first, first + calls))
+    killed = kills.kill(world, count, first) if count else kills.Kills()
+    return {"outcomes": [vars(outcome) for outcome in outcomes], "kills": vars(killed)}
 
 
 if __name__ == "__main__":

@@ -19,4 +19,4 @@ def test_fuzzed_calls_and_killed_processes(tmp_path):
     assert result["faults"] == [] and done.returncode == 0, done.stdout + done.stderr
     assert result["fuzzed_calls"] == 200 and result["kills"] >= 12
     statuses = result["statuses_by_category"]
-    assert len(statuses) == 9 and all(counts for counts in statuses.values())
+    assert len(statuses) == 14 and all(counts for counts in statuses.values())

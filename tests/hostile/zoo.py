@@ -5,6 +5,7 @@ import json
 import pickle
 import random
 import struct
+import tarfile
 import zlib
 from pathlib import Path
 
@@ -94,6 +95,48 @@ def array(rng: random.Random, bomb: Path) -> bytes:
     other = rng.choice(["(-5, 32, 32, 3)", "(2**40, 3)", "()", "(9223372036854775807,)", "(20, 16)", "None"])
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {other}}}".ljust(117) + "\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(100)
+
+
+def tensors(rng: random.Random, content: bytes) -> bytes:
+    """A safetensors file with another header, other metadata or other numbers, or damaged as bytes."""
+    size = 8 + int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8:size]), bytearray(content[size:])
+    about = header.get("__metadata__", {})
+    how = rng.choice([0, 1, 2, 3] if about else [0, 2, 3])
+    if how == 0:
+        return damaged(rng, content)
+    if how == 1:
+        key = rng.choice([key for key, text in about.items() if text[:1] == "{"])
+        about[key] = changed_json(rng, about[key])
+    for _ in range(rng.randrange(1, 4) if how == 2 else 0):
+        at = 8 * rng.randrange(len(data) // 8)
+        data[at : at + 8] = struct.pack("<q", rng.choice([-1, 0, 2**31, 2**62, 0x7FC000007FC00000]))
+    text = (changed_json(rng, json.dumps(header)) if how == 3 else json.dumps(header)).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(data)
+
+
+def shard(rng: random.Random, content: bytes) -> bytes:
+    """A tar file with another member, without its end, or damaged."""
+    if rng.random() < 0.5:
+        return damaged(rng, content)
+    name, text = rng.choice(
+        [("9.cls", "-1"), ("0.cls", "2147483648"), ("0.json", "[" * 5000), ("0.cls", "é\x1b")]
+    )
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo(rng.choice([name, f"../{name}", f"/etc/{name}", "\x1b]0;PWN\x07.png"]))
+        member.size = len(text.encode())
+        member.type = rng.choice(
+            [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.SYMTYPE]
+        )
+        tar.addfile(member, io.BytesIO(text.encode()))
+    new = bytearray(buffer.getvalue()[: rng.choice([512, 1024])])
+    if rng.random() < 0.3:  # a size that the file does not have
+        new[124:136] = rng.choice(
+            [b"77777777777\0", b"\x80" + bytes(3) + b"\x7f" + bytes(7), b"-0000000001\0"]
+        )
+        new[148:156] = f"{sum(new[:148]) + 8 * 32 + sum(new[156:512]):06o}\0 ".encode()
+    return bytes(new) * rng.choice([1, 1, 2000]) + content
 
 
 def changed_json(rng: random.Random, text: str) -> str:
