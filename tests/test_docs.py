@@ -85,9 +85,11 @@ def test_start_shows_the_stored_demo():
     assert " ".join(rows) in text("docs/start.md"), "\n".join(rows)
     choice = stored("demo/choice.json")
     assert {row["protocol"] for row in choice} == {"held-out training images"}
-    held_out = {(row["seed"], row["layer"]): row["accuracy"] for row in choice if "barlow" in row["recipe"]}
-    first, second, third = (f"{held_out[seed, 'sem'] - held_out[seed, 'encoder']:.1f}" for seed in range(3))
-    assert f"SEM adds {first}, {second} and {third} points" in text("docs/start.md")
+    sentences = {"barlow": "SEM adds {}, {} and {} points", "simclr": "With SimCLR it adds {}, {} and {} ("}
+    for method, words in sentences.items():
+        held_out = {(row["seed"], row["layer"]): row["accuracy"] for row in choice if method in row["recipe"]}
+        gains = [f"{held_out[seed, 'sem'] - held_out[seed, 'encoder']:.1f}" for seed in range(3)]
+        assert words.format(*gains) in text("docs/start.md")
 
 
 def test_results_readme_shows_all_former_demos():
