@@ -118,7 +118,7 @@ def encode_files(
             good = []
             for file, seen in batch:
                 if isinstance(seen, Exception):
-                    skipped.append((file.name, explain(seen)[0]))
+                    skipped.append((file.name, explain(seen)))
                 else:
                     good.append((file, seen))
             if good:

@@ -12,7 +12,7 @@ from simplicia.codes import informative, store
 from simplicia.codes.build import encode_files, list_files, model_of
 from simplicia.codes.store import About, Table
 from simplicia.errors import Busy, UserError
-from simplicia.files import write_errors
+from simplicia.files import temporary_name, write_errors
 from simplicia.run import Run
 from simplicia.train.run_dir import lock
 
@@ -50,7 +50,7 @@ def build(run: Run, images: Path, path: Path, simplices: int, quiet: bool) -> Sk
         about = about.replace(simplices=chosen.tolist())
         store.write(path, about, [(table, rows, chosen) for table, rows in sources])
         del tables, sources
-        shutil.rmtree(_parts(path))
+        _remove_parts(path)
     return skipped + unreadable
 
 
@@ -70,7 +70,7 @@ def add(run: Run, images: Path, path: Path, quiet: bool) -> tuple[int, Skipped]:
         if new:
             store.write(path, table.about, [(t, r, None) for t, r in [(table, kept), *sources]])
         del tables, sources
-        shutil.rmtree(_parts(path))
+        _remove_parts(path)
     return len(new), skipped + unreadable
 
 
@@ -126,6 +126,13 @@ def _writing(path: Path) -> Iterator[None]:
 def _parts(path: Path) -> Path:
     """The folder with the work of an unfinished build."""
     return path.with_name(f"{path.name}.building")
+
+
+def _remove_parts(path: Path) -> None:
+    """Remove the parts of a finished index, under another name: a build must not go on with half of them."""
+    removed = temporary_name(path)
+    _parts(path).rename(removed)
+    shutil.rmtree(removed)
 
 
 def _newest(tables: Sequence[Table], wanted: set[tuple[Any, ...]]) -> list[tuple[Table, np.ndarray]]:

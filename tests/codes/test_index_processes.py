@@ -9,8 +9,9 @@ import sys
 import time
 
 import numpy as np
+import pytest
 
-from simplicia.codes import Index, build
+from simplicia.codes import Index, build, changes
 from simplicia.train.run_dir import lock
 
 KILLS = 20
@@ -98,6 +99,24 @@ def test_a_killed_build_does_not_encode_again(run, photos, tmp_path):
         build.see = real
     assert len(index) == 120 and kept
     assert len(seen) == len(set(seen)) < 120
+
+
+def test_a_build_killed_while_it_removes_its_parts_keeps_the_order(run, photos, tmp_path, monkeypatch):
+    """Half of the parts would go on to an index with the other half at its end."""
+    out = tmp_path / "photos.index"
+    monkeypatch.setattr(build, "BATCH", 8)
+    monkeypatch.setattr(build, "MOST_ROWS", 8)
+    names = Index.build(run, photos, out).names
+
+    def killed(folder):
+        sorted(folder.glob("part-*"))[3].unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(changes.shutil, "rmtree", killed)
+        Index.build(run, photos, out)
+    assert Index.build(run, photos, out).names == names
+    assert not [path.name for path in tmp_path.iterdir() if "building" in path.name]
 
 
 def test_an_index_that_is_being_written_is_refused(run, photos, tmp_path):
