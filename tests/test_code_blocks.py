@@ -4,11 +4,13 @@ Lengths are shortened. A block after ``<!-- not run: reason -->`` is only parsed
 Python blocks are run by test_docs.py.
 """
 
+import contextlib
 import importlib
 import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -62,12 +64,13 @@ def workspace(tmp_path_factory):
     for i, image in enumerate(shapes.images[:24]):
         write(f"photos/{'old/' if i > 20 else ''}{'abcdefghijklmnopqrstuvwxyz'[i]}.jpg", image)
         write(f"more/{i}.png", shapes.images[100 + i])
-        write(f"labelled/{'train' if i < 16 else 'test'}/{'cat' if i % 2 else 'dog'}/{i}.png", image)
+    for i, image in enumerate(shapes.images[:60]):
+        write(f"labelled/{'train' if i < 40 else 'test'}/{'cat' if i % 2 else 'dog'}/{i}.png", image)
     write("query.jpg", shapes.images[3])
-    run = simplicia.pretrain(
-        "shapes-byol-sem", epochs=1, image_size=16, sem={"simplices": 32}, out=folder / "runs/a", quiet=True
-    )
-    simplicia.pretrain("shapes-byol", epochs=1, image_size=16, out=folder / "runs/b", quiet=True)
+    small: dict[str, Any] = {"data": "labelled", "encoder": "tiny", "epochs": 1, "batch_size": 8, "quiet": True}
+    with contextlib.chdir(folder):  # so that the runs find their images in copies of the folder
+        run = simplicia.pretrain("byol-sem", image_size=16, sem={"simplices": 32}, out="runs/a", **small)
+        simplicia.pretrain("byol", image_size=16, out="runs/b", **small)
     for name in ("c", "mine", "large"):
         shutil.copytree(folder / "runs/a", folder / f"runs/{name}")
     shutil.copytree(folder / "labelled", folder / "other")
