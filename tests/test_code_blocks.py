@@ -67,7 +67,13 @@ def workspace(tmp_path_factory):
     for i, image in enumerate(shapes.images[:60]):
         write(f"labelled/{'train' if i < 40 else 'test'}/{'cat' if i % 2 else 'dog'}/{i}.png", image)
     write("query.jpg", shapes.images[3])
-    small: dict[str, Any] = {"data": "labelled", "encoder": "tiny", "epochs": 1, "batch_size": 8, "quiet": True}
+    small: dict[str, Any] = {
+        "data": "labelled",
+        "encoder": "tiny",
+        "epochs": 1,
+        "batch_size": 8,
+        "quiet": True,
+    }
     with contextlib.chdir(folder):  # so that the runs find their images in copies of the folder
         run = simplicia.pretrain("byol-sem", image_size=16, sem={"simplices": 32}, out="runs/a", **small)
         simplicia.pretrain("byol", image_size=16, out="runs/b", **small)
