@@ -129,9 +129,12 @@ def test_a_warning_is_logged_once_for_a_resumed_run(stopped, monkeypatch):
     [
         ("a: &a [1]\nb: *a\n", "aliases"),
         ("options: " + "{a: " * 30_000, "more than 100000 characters"),
+        ("options: " + '{a: "}", b: ' * 101, "a line has more than 100 brackets"),
+        (f"seed: 0x{'F' * 900}\n", "seed is .*; it must be"),
+        (f"sem: [0x{'F' * 9000}]\n", "recipe.yaml: Exceeds the limit"),
     ],
 )
-def test_recipes_with_aliases_or_too_much_text_are_refused(tmp_path, text, message):
+def test_recipes_that_take_too_long_or_too_much_memory_are_refused(tmp_path, text, message):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         read_yaml(tmp_path / "recipe.yaml")
