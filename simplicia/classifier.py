@@ -82,6 +82,7 @@ class About(Record):
         """Raise a ValueError for values that no classifier has."""
         if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
             raise ValueError("its classes are fewer than two, or not distinct")
+        "".join(self.classes).encode(errors="surrogateescape")  # a ValueError: no file can hold them
         if self.layer not in LAYERS:
             raise ValueError(f"its layer is {self.layer!r}")
         if len(self.mean) != 3 or len(self.std) != 3 or not min(self.std) > 0:

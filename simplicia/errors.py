@@ -5,10 +5,14 @@ import errno
 import re
 from collections.abc import Iterable
 
-# torch raises plain RuntimeErrors when the host, or a device behind another backend, has no memory left
+# torch raises plain RuntimeErrors when the host, or a device behind another backend, has no memory left, and
+# Python raises one for a thread and an ImportError for a library
 NO_MEMORY = re.compile(
-    "can(no|')t allocate memory|not enough memory|out of memory|bad_alloc|STATUS_ALLOC_FAILED", re.I
+    "can(no|')t allocate memory|not enough memory|out of memory|bad_alloc|STATUS_ALLOC_FAILED"
+    "|can't start new thread|failed to map segment|could not (create|execute) a primitive",  # of oneDNN
+    re.I,
 )
+UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 # libraries in Rust write "(os error 28)"; SQLite and the checks before a training have words of their own
 DISK_TROUBLE = re.compile("disk is full|disk I/O error|readonly database|[GM]B free")
@@ -74,8 +78,7 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
 
 def printable(text: object) -> str:
     """Escape what a file name could do to a terminal: control characters, forged lines, lone surrogates."""
-    unsafe = r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-    return re.sub(unsafe, lambda match: ascii(match.group())[1:-1], str(text))
+    return UNSAFE.sub(lambda match: ascii(match.group())[1:-1], str(text))
 
 
 class Busy(UserError):
@@ -107,7 +110,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"MemoryError", "OutOfMemoryError"} or getattr(error, "errno", None) == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError) and NO_MEMORY.search(str(error)) is not None
+    return isinstance(error, RuntimeError | ImportError) and NO_MEMORY.search(str(error)) is not None
 
 
 def is_disk_error(error: BaseException | None) -> bool:

@@ -109,7 +109,7 @@ class Option(NamedTuple):
         for number in value if isinstance(value, tuple | list) else [value]:
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            if not math.isfinite(number):
+            if isinstance(number, float) and not math.isfinite(number):
                 raise UserError(f"{path} is {value}; it must be finite")
             if self.range is not None and number not in self.range:
                 raise UserError(f"{path} is {value}; it must be {self.range}")

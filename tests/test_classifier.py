@@ -195,6 +195,7 @@ def test_broken_foreign_and_mismatched_files_are_one_sentence(run, classifier, p
         (other_encoder, "does not fit this model"),
         (other_layer, "does not fit this model"),
         (lambda path: changed(path, classes=["a", "a", "a"]), "not distinct"),
+        (lambda path: changed(path, classes=["\ud800", "a", "b"]), "surrogates not allowed"),
         (lambda path: changed(path, recipe={"encoder": "tiny", "epoch": 3}), "epoch"),
         (lambda path: changed(path, recipe=None), "holds no encoder, and is not in the results of its run"),
         (lambda path: changed(path, mean="x"), "mean is 'x'"),

@@ -11,6 +11,7 @@ import simplicia
 from simplicia.cli.tables import Column, accuracy, decimals, echo, table
 from simplicia.cli.verbs import POSITIVE, Device, Words, verb
 from simplicia.errors import Interrupted, UserError
+from simplicia.files import atomic_write
 
 if TYPE_CHECKING:
     from simplicia.analyze.atlas import Atlas
@@ -148,5 +149,6 @@ def draw(run: "Run", train: "ImageSet", test: "ImageSet", path: Path) -> "Atlas"
     all_axes[0].set_title("Test images on which a vertex fires most")
     all_axes[ROWS].set_title("A test image, and the training images with most codes in common")
     path.parent.mkdir(parents=True, exist_ok=True)
-    all_axes[0].figure.savefig(path, dpi=100, bbox_inches="tight")
+    with atomic_write(path) as temporary:
+        all_axes[0].figure.savefig(temporary, dpi=100, format="png", bbox_inches="tight")
     return atlas

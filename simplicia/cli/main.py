@@ -71,7 +71,10 @@ def _run(words: list[str]) -> int:
     except tuple(STATUS) as error:
         return _complain(error, next(STATUS[kind] for kind in STATUS if isinstance(error, kind)))
     except Interrupted as stop:
-        return _complain(stop, 128 + stop.signal)
+        from simplicia.distributed import rank  # with torch, which what was interrupted has imported
+
+        status = 128 + stop.signal
+        return status if rank() else _complain(stop, status)  # once for all processes
     except KeyboardInterrupt as stop:
         return _complain("terminated", 143) if stop.args else _complain("interrupted", 130)
     except BrokenPipeError:  # the reader of our output left, as `head` does

@@ -235,6 +235,6 @@ def from_shards(folder: Path, shards: list[Path]) -> Source:
         known = classes or about.pop("names", None) or [str(i) for i in range(int(table.label.max()) + 1)]
         if table.label.max() >= len(known):
             raise UserError(f"{folder} has label {table.label.max()}, and names {len(known)} classes")
-        about["classes"] = known
+        about["classes"] = [name.encode(errors="backslashreplace").decode() for name in known]  # surrogates
     about["folders"].append([".", folder.stat().st_mtime_ns])
     return Source(folder, table, about)

@@ -24,7 +24,7 @@ from simplicia.provenance import versions
 from simplicia.result import Result, write_json
 from simplicia.run import Run
 from simplicia.settings import as_dict, with_changes
-from simplicia.train import checkpoint, run_dir
+from simplicia.train import checkpoint, recipes, run_dir
 from simplicia.train.recipe import Recipe
 
 TRIALS = 12
@@ -90,7 +90,9 @@ def sweep(
         write_json(folder / PLAN, {"plan": as_dict(plan), "trials": count})
         study = _study(folder)
         runner = Runner(Options(device, engine, keep=checkpoint.KEEP, quiet=quiet))
-        path, again = folder, f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
+        path, again = folder, "the same command and --resume"
+        if plan.recipe.name in recipes.names():
+            again = f"simplicia sweep {plan.recipe.name} --out {shlex.quote(str(folder))} --resume"
         try:
             with stoppable():
                 for place, trial in _trials(study, plan, count, retry):
@@ -226,6 +228,8 @@ def _folder(name: str, out: str | Path | None, resume: bool) -> Path:
     """
     if out is None and resume:
         raise UserError("resume needs the sweep's folder; give --out")
+    if out is None:
+        run_dir.check_folder_name(name)
     folder = Path(f"sweeps/{name}" if out is None else out)
     if folder.is_file():
         raise UserError(f"{folder} is a file; --out takes a folder")

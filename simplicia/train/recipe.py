@@ -17,6 +17,7 @@ from simplicia.settings import Formerly, Range, as_dict, from_dict
 from simplicia.train import checkpoint
 
 LARGEST_FILE = 100_000  # characters of a recipe.yaml
+MOST_BRACKETS = 100  # [ and { in one of its lines
 Count = Range(low=0)
 Side = Range(low=0, high=8192)  # pixels
 Share = Range(low=0, below=1)
@@ -343,6 +344,9 @@ def read_yaml(path: Path) -> Recipe:
             text = file.read(LARGEST_FILE + 1)
         if len(text) > LARGEST_FILE:
             raise ValueError(f"it has more than {LARGEST_FILE} characters")
+        # PyYAML takes a millisecond for each bracket of a line with a thousand
+        if any(line.count("[") + line.count("{") > MOST_BRACKETS for line in text.splitlines()):
+            raise ValueError(f"a line has more than {MOST_BRACKETS} brackets")
         # a few nested aliases stand for more values than memory holds
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise ValueError("it has aliases (*name); write the values out")
@@ -353,7 +357,7 @@ def read_yaml(path: Path) -> Recipe:
         raise UserError(f"{path} cannot be read as a recipe: {str(error).splitlines()[0]}") from error
     try:
         return from_dict(_converted(values, path.parent), Recipe).checked()
-    except UserError as error:
+    except ValueError as error:  # a UserError, or an integer with too many digits to print
         raise UserError(f"{path}: {error}") from error
 
 

@@ -16,7 +16,7 @@ from simplicia import encoders, errors
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.distributed import from_leader
-from simplicia.errors import Busy, UserError
+from simplicia.errors import Busy, UserError, printable
 from simplicia.files import atomic_write
 from simplicia.settings import as_dict, flat, with_changes
 from simplicia.train import checkpoint, recipes
@@ -109,6 +109,7 @@ def choose_dir(name: str, out: str | Path | None, resume: bool, overwrite: bool 
     if out is None:
         if resume or overwrite:
             raise UserError(f"{'resume' if resume else 'overwrite'} needs the run's folder; give --out")
+        check_folder_name(name)
         return next(
             path
             for i in range(1, 10**6)
@@ -128,6 +129,12 @@ def choose_dir(name: str, out: str | Path | None, resume: bool, overwrite: bool 
     if not resume and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise _taken(folder)
     return folder
+
+
+def check_folder_name(name: str) -> None:
+    """A UserError for a recipe's name that would lead out of the folder of all runs, or is no file name."""
+    if name in ("", "..") or Path(name).name != name or printable(name) != name:
+        raise UserError(f"the recipe's name is {name[:100]!r}, which cannot be that of a folder; give --out")
 
 
 def _taken(folder: Path) -> UserError:

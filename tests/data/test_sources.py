@@ -278,6 +278,12 @@ def test_names_of_classes_may_be_nested_without_end(tmp_path, photos):
     assert open_source(folder).classes == ("0", "1", "2")
 
 
+def test_names_of_classes_that_no_file_can_hold_are_escaped(tmp_path, photos):
+    folder = as_tar(tmp_path / "shards", photos)
+    (folder / "classes.json").write_text('["\\ud800", "é", "b"]')
+    assert open_source(folder).classes == ("\\ud800", "é", "b")
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("case", ["numbers", "twice", "label", "names"])
 def test_hostile_tables_are_one_sentence(kind, case, tmp_path):

@@ -50,12 +50,25 @@ def fill_fork():
     raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
 
+def fill_thread():
+    raise RuntimeError("can't start new thread")
+
+
+def fill_library():
+    raise ImportError("lib.so: failed to map segment from shared object")
+
+
+def fill_convolution():
+    raise RuntimeError("could not create a primitive")
+
+
 FILL = [fill_host, fill_array, fill_device, fill_driver, fill_address_space, fill_allocator, fill_fork]
+FILL += [fill_thread, fill_library, fill_convolution]
 
 
 @pytest.mark.parametrize("fill", FILL)
 def test_errors_of_full_memory_are_recognised(fill):
-    with pytest.raises((RuntimeError, MemoryError, OSError)) as error:
+    with pytest.raises((RuntimeError, MemoryError, OSError, ImportError)) as error:
         fill()
     assert is_out_of_memory(error.value)
 

@@ -22,6 +22,8 @@ from simplicia.errors import Interrupted, UserError
 from simplicia.experiments import runner
 from simplicia.experiments.runner import Measurement
 from simplicia.experiments.sweep import _study, sweep
+from simplicia.settings import with_changes
+from simplicia.train import recipes
 from simplicia.train.trainer import Trainer
 
 SEARCH = {"optim.lr": "0.01..1:log", "sem.temperature": "0.1..10:log", "sem.vertices": "2..9"}
@@ -170,6 +172,14 @@ def test_disk_error_stops_the_sweep_and_its_trial_is_continued(tmp_path, monkeyp
     result = sweep("shapes-byol-sem", out=tmp_path / "sweep", resume=True, quiet=True)
     assert result.trials == reference.trials
     assert attempts == ["trial-0000", "trial-0001", "trial-0001", "trial-0002"]
+
+
+def test_sweep_of_a_recipe_from_a_file_names_no_recipe_to_continue_with(tmp_path, monkeypatch):
+    """Its name is not one that the command line knows."""
+    failing(monkeypatch, [OSError(errno.ENOSPC, "full")])
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"name": "mine"})
+    with pytest.raises(UserError, match="continue with: the same command and resume=True"):
+        sweep(recipe, search=SEARCH, trials=3, out=tmp_path, device="cpu", quiet=True)
 
 
 def test_full_disk_of_the_database_stops_the_sweep(tmp_path, monkeypatch):

@@ -15,7 +15,9 @@ from PIL import Image
 import simplicia
 from simplicia import errors
 from simplicia.errors import Interrupted, UserError
-from simplicia.train import checkpoint, run_dir
+from simplicia.experiments.sweep import sweep
+from simplicia.settings import with_changes
+from simplicia.train import checkpoint, recipes, run_dir
 from simplicia.train.recipe import read_yaml
 from simplicia.train.step import Step
 
@@ -129,12 +131,25 @@ def test_a_warning_is_logged_once_for_a_resumed_run(stopped, monkeypatch):
     [
         ("a: &a [1]\nb: *a\n", "aliases"),
         ("options: " + "{a: " * 30_000, "more than 100000 characters"),
+        ("options: " + '{a: "}", b: ' * 101, "a line has more than 100 brackets"),
+        (f"seed: 0x{'F' * 900}\n", "seed is .*; it must be"),
+        (f"sem: [0x{'F' * 9000}]\n", "recipe.yaml: Exceeds the limit"),
     ],
 )
-def test_recipes_with_aliases_or_too_much_text_are_refused(tmp_path, text, message):
+def test_recipes_that_take_too_long_or_too_much_memory_are_refused(tmp_path, text, message):
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(UserError, match=message):
         read_yaml(tmp_path / "recipe.yaml")
+
+
+@pytest.mark.parametrize("name", ["", "..", "../outside", "/outside", "\ud800", "a\0b", "a\x1b[31m"])
+@pytest.mark.parametrize("train", [simplicia.pretrain, sweep])
+def test_a_recipe_cannot_choose_a_folder_elsewhere(name, train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = with_changes(recipes.get("shapes-byol-sem"), {"name": name})
+    with pytest.raises(UserError, match="cannot be that of a folder; give out"):
+        train(recipe)
+    assert list(tmp_path.iterdir()) == []
 
 
 def start(photos, out, *words):
@@ -163,11 +178,14 @@ def peer_of(process):
 FOREVER = ("--epochs", "100000", "--log-every", "5", "--quiet")
 
 
-def test_a_hangup_saves_a_checkpoint(photos, tmp_path):
-    process = start(photos, tmp_path / "run", *FOREVER)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_hangup_saves_a_checkpoint(photos, tmp_path, processes):
+    words = ("--processes", "2", "--device", "cpu") if processes == 2 else ()
+    process = start(photos, tmp_path / "run", *FOREVER, *words)
     process.send_signal(signal.SIGHUP)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGHUP and "--resume" in errors
+    assert process.returncode == 128 + signal.SIGHUP and errors.count("--resume") == 1
+    assert errors.rstrip().endswith("--resume --processes 2" if processes == 2 else "--resume")
     assert simplicia.load(tmp_path / "run").step > 0
 
 
