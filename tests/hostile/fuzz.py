@@ -459,16 +459,16 @@ def case(seed: int, world: World) -> Outcome:
         shutil.rmtree(here, ignore_errors=True)
 
 
-def _run(words: list[str], here: Path, log: Path) -> None:
-    """The forked process: it never returns."""
+def _run(words: list[str], here: Path, log: Path, seconds: int = SECONDS) -> None:
+    """The forked process, which may take some seconds of CPU time: it never returns."""
     status = 99
     try:
         os.chdir(here)
         if (here / "cache").exists():
             os.environ["SIMPLICIA_CACHE"] = str(here / "cache")
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        signal.alarm(5 * SECONDS)  # more than the limit of CPU seconds: others may use the machine
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        signal.alarm(5 * seconds)  # more than the limit of CPU seconds: others may use the machine
         output = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)

@@ -11,15 +11,22 @@ import signal
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import fuzz
 import numpy as np
+import onnx
+import pyarrow.parquet
 import torch
 from safetensors.torch import load_file
 
 from simplicia.train import checkpoint
+
+SECONDS = 300  # of CPU time: the demo takes more than a fuzzed call
+VERB_OF = {"page": "reproduce", "csv": "encode", "parquet": "encode", "pt2": "export", "onnx": "export"}
+VERB_OF |= {"add": "index"}
 
 
 @dataclass
@@ -34,7 +41,7 @@ def start(words: list[str], log: Path) -> int:
     """Run a command in a forked process; returns its number."""
     child = os.fork()
     if child == 0:
-        fuzz._run(words, log.parent, log)
+        fuzz._run(words, log.parent, log, SECONDS)
     return child
 
 
@@ -73,6 +80,9 @@ def torn(folder: Path) -> list[str]:
         ".npz": lambda path: [np.load(path)[name] for name in np.load(path)],
         ".safetensors": load_file,
         ".index": load_file,
+        ".parquet": pyarrow.parquet.read_table,
+        ".pt2": zipfile.ZipFile,
+        ".onnx": onnx.load,
         ".tar": lambda path: path.read_bytes().endswith(bytes(1024)) or 1 / 0,
         ".jpg": lambda path: path.read_bytes().endswith(b"\xff\xd9") or 1 / 0,
         ".csv": lambda path: path.read_bytes().endswith(b"\n") or 1 / 0,
@@ -185,7 +195,7 @@ def kill_verbs(kills: Kills, count: int, rng: random.Random, world: fuzz.World, 
     np.save(sets / "labels.npy", np.arange(10) % 2)
     verbs = ("encode", "export", "analyze", "report", "knn", "transfer", "bound", "probe", "finetune", "semi")
     verbs += ("robustness", "compare", "cost", "reproduce", "page", "index", "pack", "predict", "search")
-    verbs += ("dedup", "save_pretrained")
+    verbs += ("dedup", "save_pretrained", "csv", "parquet", "pt2", "onnx", "add", "bench", "demo")
 
     def prepared(verb: str, place: Path) -> list[str]:
         """A command on a copy of the run in a folder of its own."""
@@ -198,13 +208,22 @@ def kill_verbs(kills: Kills, count: int, rng: random.Random, world: fuzz.World, 
             "reproduce": [*experiment, "--runs", str(place / "runs"), "--results", str(place / "results")],
             "page": ["--results", str(results), "--page", str(place / "page.md")],
             "save_pretrained": [run, str(place / "model")],
+            "csv": [run, str(world.photos), "--out", str(place / "x.csv")],
+            "parquet": [run, str(world.photos), "--out", str(place / "x.parquet")],
+            "pt2": [run, str(place / "x.pt2")],
+            "onnx": [run, str(place / "x.onnx")],
+            "add": [run, "--out", str(world.index / "photos.index"), "--add", str(world.classes), "--quiet"],
+            "bench": ["step", "shapes-byol", "--engines", "eager", "--steps", "5", "--device", "cpu"],
+            "demo": ["--out", str(place / "demo"), "--epochs", "1", "--device", "cpu"],
         }
         commands["analyze"] += ["--figures", str(place / "figures")]
         commands["bound"] += ["--figure", str(place / "b.svg")]
+        commands["bench"] += ["--json", str(place / "bench.json")]
+        commands["dedup"] += ["--json", str(place / "dedup.json")]
         words = [word.replace(str(world.run), run) for word in commands[verb]]
         for folder in (world.index, world.packed):
             words = [word.replace(str(folder), str(place / folder.name)) for word in words]
-        return ["reproduce" if verb == "page" else verb, *words]
+        return [VERB_OF.get(verb, verb), *words]
 
     usual: dict[str, float] = {}
     number = 0
