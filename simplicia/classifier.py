@@ -21,7 +21,7 @@ from simplicia import encoders
 from simplicia.data import inputs
 from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.devices import choose, seeded
-from simplicia.errors import UserError
+from simplicia.errors import UserError, reason
 from simplicia.export import PROGRAMS, WRITERS
 from simplicia.files import write_file
 from simplicia.provenance import commit
@@ -303,8 +303,7 @@ def read(path: Path) -> tuple[About, dict[str, Tensor]]:
         ):
             raise ValueError(f"its weight is {shape}, and it has {len(about.classes)} classes")
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} cannot be read as a classifier: {reason}") from error
+        raise UserError(f"{path} cannot be read as a classifier: {reason(error)}") from error
     return about, tensors
 
 
@@ -335,9 +334,7 @@ def build(
             trunk = recipe.trunk(encoder)
         model = Scorer(*trunk, about.layer, about.temperature, *_head(tensors))
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"{path} cannot be read as a classifier: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise UserError(f"{path} cannot be read as a classifier: {reason(error)}") from error
     checkpoint.load_into(model, tensors, path)
     return _tried(Classifier(model, about, run), path)
 
@@ -375,8 +372,7 @@ def _tried(classifier: Classifier, path: Path) -> Classifier:
         with torch.no_grad():
             scores = classifier.model(torch.zeros(1, 3, size, size, device=classifier.device))
     except (RuntimeError, ValueError, AttributeError, AssertionError, TypeError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} does not fit its encoder: {why}") from error
+        raise UserError(f"{path} does not fit its encoder: {reason(error)}") from error
     if not math.isfinite(scores.sum().item()):
         raise UserError(f"{path} gives scores that are not finite; its training diverged")
     return classifier

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from simplicia.errors import UserError, unknown
+from simplicia.errors import UserError, reason, unknown
 from simplicia.layers import activate
 
 _RESNETS: dict[str, dict] = {
@@ -99,8 +99,7 @@ def wrap(module: nn.Module, size: int) -> nn.Module:
         with torch.no_grad():
             features = module.eval()(torch.zeros(2, 3, size, size))
     except Exception as error:  # the user's own code
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{given} takes no images (N, 3, {size}, {size}): {why}") from error
+        raise UserError(f"{given} takes no images (N, 3, {size}, {size}): {reason(error)}") from error
     finally:
         module.train(trained)
     shape = tuple(getattr(features, "shape", ()))

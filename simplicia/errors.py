@@ -72,6 +72,15 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     return UserError(f"unknown {kind} {name!r}; {hint}")
 
 
+def reason(error: BaseException) -> str:
+    """What an error says, in one line; its type if it says nothing.
+
+    >>> reason(KeyError()), reason(ValueError("two\\nlines"))
+    ('KeyError', 'two lines')
+    """
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def printable(text: object) -> str:
     """Escape what a file name could do to a terminal: control characters, forged lines, lone surrogates."""
     unsafe = r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"

@@ -25,7 +25,7 @@ from simplicia.data.cached_features import Frozen
 from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import mix_seed
 from simplicia.devices import seeded
-from simplicia.errors import UserError
+from simplicia.errors import UserError, reason
 from simplicia.files import atomic_write, reserve, write_errors
 from simplicia.hub import hub_errors
 from simplicia.progress import Progress, say
@@ -252,8 +252,9 @@ def _from_timm(recipe: Recipe, overlay: dict[str, Any]) -> nn.Module:
             except TypeError:
                 return encoders.create(recipe.encoder, pretrained=True, **options)
         except (RuntimeError, AssertionError) as error:
-            why = " ".join(str(error).split())[:300]
-            raise UserError(f"encoder {recipe.encoder!r} cannot be built with its weights: {why}") from error
+            raise UserError(
+                f"encoder {recipe.encoder!r} cannot be built with its weights: {reason(error)}"
+            ) from error
 
 
 def _timm_cfg(name: str) -> dict[str, Any]:
@@ -295,7 +296,7 @@ def _about(file: Path) -> dict[str, Any]:
         with safe_open(file, "pt") as opened:
             about = json.loads((opened.metadata() or {}).get("simplicia", "{}"))
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise UserError(f"{file} cannot be read as safetensors: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{file} cannot be read as safetensors: {reason(error)}") from error
     kinds = {"encoder": str, "stem": str, "image_size": int, "mean": list, "std": list}
     known = {
         k: about[k] for k, kind in kinds.items() if isinstance(about, dict) and isinstance(about.get(k), kind)

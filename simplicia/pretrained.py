@@ -26,7 +26,7 @@ from torch import nn
 
 from simplicia import encoders
 from simplicia.devices import seeded
-from simplicia.errors import UserError, printable
+from simplicia.errors import UserError, printable, reason
 from simplicia.files import temporary_name, write_errors
 from simplicia.hub import hub_errors
 from simplicia.methods import Method
@@ -281,7 +281,7 @@ def _read_state(path: Path) -> dict[str, Any]:
             raise ValueError("its classes are not a list of names")
         return state
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def _check_tensors(module: nn.Module, path: Path) -> None:
@@ -293,7 +293,7 @@ def _check_tensors(module: nn.Module, path: Path) -> None:
         with safe_open(path, "pt") as file:
             found = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} cannot be read as safetensors: {reason(error)}") from error
     for key in sorted(wanted.keys() | found.keys()):
         if wanted.get(key) != found.get(key):
             given, right = (f"of shape {s[key]}" if key in s else "absent" for s in (found, wanted))
@@ -309,5 +309,4 @@ def _build_errors(folder: Path) -> Iterator[None]:
     except UserError:
         raise
     except (ValueError, TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise UserError(f"the model in {folder} cannot be built: {why}") from error
+        raise UserError(f"the model in {folder} cannot be built: {reason(error)}") from error

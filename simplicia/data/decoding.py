@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from simplicia.distributed import from_leader, local_world_size
-from simplicia.errors import UserError
+from simplicia.errors import UserError, reason
 from simplicia.files import atomic_write, locked, reserve
 
 VERSION = 3  # of the decoder: another version never reads this one's cache
@@ -103,7 +103,7 @@ def explain(error: Exception) -> str:
 
     if isinstance(error, UnidentifiedImageError):
         return "not an image of a known format"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return getattr(error, "strerror", None) or reason(error)
 
 
 def suitable_size(count: int, open_file: Callable[[int], Any]) -> int:

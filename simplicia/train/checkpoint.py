@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simplicia.errors import UserError
+from simplicia.errors import UserError, reason
 from simplicia.files import atomic_write, write_file
 
 KEEP = 2
@@ -244,8 +244,9 @@ class Writer:
             error, self.error = self.error, None
             last = latest(self.folder)
             kept = f"the last good one is {last.name}" if last else "there is none yet"
-            why = str(error) or type(error).__name__
-            raise UserError(f"no checkpoint could be written to {self.folder}: {why}; {kept}") from error
+            raise UserError(
+                f"no checkpoint could be written to {self.folder}: {reason(error)}; {kept}"
+            ) from error
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], start: float) -> None:
         try:

@@ -11,7 +11,7 @@ import torch
 
 from simplicia import bottlenecks, encoders, methods, settings
 from simplicia.data.augmentation import ViewSettings
-from simplicia.errors import UserError, is_out_of_memory, unknown
+from simplicia.errors import UserError, is_out_of_memory, reason, unknown
 from simplicia.files import atomic_write
 from simplicia.settings import Formerly, Range, as_dict, from_dict
 from simplicia.train import checkpoint
@@ -274,7 +274,7 @@ class Recipe:
         except (ValueError, TypeError, RuntimeError, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
-            raise UserError(f"this model cannot be built: {' '.join(str(error).split())[:300]}") from error
+            raise UserError(f"this model cannot be built: {reason(error)}") from error
 
     def trunk(self, given: torch.nn.Module | None = None) -> tuple[Any, Any]:
         """The encoder and the bottleneck, without the method's projector."""
@@ -295,9 +295,8 @@ class Recipe:
         except (RuntimeError, ValueError, AssertionError, IndexError) as error:
             if is_out_of_memory(error):
                 raise
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
-                f"encoder {self.encoder!r} takes no views of {self.actual_view_size} pixels: {why}"
+                f"encoder {self.encoder!r} takes no views of {self.actual_view_size} pixels: {reason(error)}"
             ) from error
         finally:
             encoder.train(trained)
@@ -350,7 +349,7 @@ def read_yaml(path: Path) -> Recipe:
     except FileNotFoundError as error:
         raise UserError(f"there is no file {str(path)!r}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as a recipe: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} cannot be read as a recipe: {reason(error)}") from error
     try:
         return from_dict(_converted(values, path.parent), Recipe).checked()
     except UserError as error:
