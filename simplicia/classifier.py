@@ -28,6 +28,7 @@ from simplicia.provenance import commit
 from simplicia.representation import LAYERS, represent
 from simplicia.result import Record
 from simplicia.settings import as_dict, from_dict
+from simplicia.tensors import to_bytes
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe
 from simplicia.version import __version__
@@ -224,11 +225,7 @@ class Classifier:
         about, tensors = self.about, dict(self.model.state_dict())
         if self.about.kind == "probe" and in_run:
             about, tensors = about.replace(recipe=None), {name: tensors[name] for name in ("weight", "bias")}
-        from safetensors.torch import save
-
-        copies = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
-        content = save(copies, {"format": "pt", KEY: json.dumps(about.to_json())})
-        return write_file(path, content, "the classifier")
+        return write_file(path, to_bytes(tensors, about.to_json(), KEY), "the classifier")
 
     def export(self, path: str | Path) -> Path:
         """Write the encoder and the classifier as one program, .pt2 or .onnx, from pixels to probabilities.

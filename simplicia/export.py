@@ -23,6 +23,7 @@ from simplicia.files import write_file
 from simplicia.progress import say
 from simplicia.provenance import commit
 from simplicia.representation import represent
+from simplicia.tensors import to_bytes
 
 
 class Exported(nn.Module):
@@ -101,10 +102,8 @@ def about(run: Any, model: Exported, network: str) -> dict[str, Any]:
 
 
 def _weights(model: Exported, said: dict[str, Any]) -> bytes:
-    from safetensors.torch import save
-
     tensors = {name.removeprefix("model."): value for name, value in model.encoder.state_dict().items()}
-    return save(tensors, {"format": "pt", "simplicia": json.dumps(said)})
+    return to_bytes(tensors, said)
 
 
 def _program(model: Exported, said: dict[str, Any]) -> bytes:

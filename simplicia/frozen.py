@@ -30,6 +30,7 @@ from simplicia.files import atomic_write, reserve, write_errors
 from simplicia.hub import hub_errors
 from simplicia.progress import Progress, say
 from simplicia.settings import as_dict
+from simplicia.tensors import read_header
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 from simplicia.train.run_dir import fingerprint
@@ -273,14 +274,11 @@ def _check_names(recipe: Recipe, file: Path) -> None:
 
     timm itself loads such a file, resampling position embeddings; it would not say what is missing.
     """
-    from safetensors import safe_open
-
     with torch.device("meta"):
         own = {key.removeprefix("model.") for key in recipe.trunk()[0].state_dict()}
     classifier = _timm_cfg(recipe.encoder).get("classifier") or ()
     heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    with safe_open(file, "pt") as opened:
-        found = {key for key in opened.keys() if not key.startswith(tuple(f"{h}." for h in heads))}  # noqa: SIM118
+    found = {key for key in read_header(file)[1] if not key.startswith(tuple(f"{h}." for h in heads))}
     for what, keys in (("lacks", own - found), ("has the unknown", found - own)):
         if keys:
             raise UserError(f"{file} does not fit encoder {recipe.encoder!r}: it {what} {sorted(keys)[0]!r}")
@@ -288,15 +286,9 @@ def _check_names(recipe: Recipe, file: Path) -> None:
 
 def _about(file: Path) -> dict[str, Any]:
     """What a file of weights says about itself; empty unless Simplicia wrote it."""
-    from safetensors import SafetensorError, safe_open
-
     if file.suffix != ".safetensors" or not file.is_file():
         raise UserError(f"encoder_weights is {str(file)!r}; it must be a .safetensors file, or 'pretrained'")
-    try:
-        with safe_open(file, "pt") as opened:
-            about = json.loads((opened.metadata() or {}).get("simplicia", "{}"))
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise UserError(f"{file} cannot be read as safetensors: {reason(error)}") from error
+    about, _ = read_header(file)
     kinds = {"encoder": str, "stem": str, "image_size": int, "mean": list, "std": list}
     known = {
         k: about[k] for k, kind in kinds.items() if isinstance(about, dict) and isinstance(about.get(k), kind)

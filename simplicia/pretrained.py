@@ -32,6 +32,7 @@ from simplicia.hub import hub_errors
 from simplicia.methods import Method
 from simplicia.progress import say
 from simplicia.result import read_results
+from simplicia.tensors import read_header, to_bytes
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml, write_yaml
 from simplicia.version import __version__
@@ -169,14 +170,11 @@ def _core(module: nn.Module) -> nn.Module:
 
 
 def _write(run: Any, folder: Path, network: str) -> None:
-    from safetensors.torch import save
-
     net, recipe = run.network(network), run.recipe
     about = {name: getattr(recipe, name) for name in ("encoder", "stem", "image_size")}
     about |= {name: list(run.state[name]) for name in ("mean", "std")}  # as in exported weights
     for part, file in ((net.encoder, ENCODER), (net.bottleneck, BOTTLENECK)):
-        tensors = {key: value.cpu().contiguous() for key, value in _core(part).state_dict().items()}
-        (folder / file).write_bytes(save(tensors, {"format": "pt", "simplicia": json.dumps(about)}))
+        (folder / file).write_bytes(to_bytes(_core(part).state_dict(), about))
     write_yaml(_without_folders(recipe), folder / RECIPE)
     state = {key: run.state[key] for key in KEPT if key in run.state}
     state |= {"simplicia": __version__, "network": network}
@@ -286,14 +284,8 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _check_tensors(module: nn.Module, path: Path) -> None:
     """A UserError unless the file has exactly the module's tensors, by its header alone."""
-    from safetensors import SafetensorError, safe_open
-
     wanted = {key: list(value.shape) for key, value in module.state_dict().items()}
-    try:
-        with safe_open(path, "pt") as file:
-            found = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {reason(error)}") from error
+    _, found = read_header(path)
     for key in sorted(wanted.keys() | found.keys()):
         if wanted.get(key) != found.get(key):
             given, right = (f"of shape {s[key]}" if key in s else "absent" for s in (found, wanted))

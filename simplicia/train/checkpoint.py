@@ -22,6 +22,7 @@ from torch import Tensor
 
 from simplicia.errors import UserError, reason
 from simplicia.files import atomic_write, write_file
+from simplicia.tensors import to_bytes
 
 KEEP = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -173,9 +174,7 @@ def model_tensors(
 
 def store_frozen_encoder(path: Path, encoder: torch.nn.Module) -> str:
     """Write a frozen encoder into a run directory, once; returns its SHA-256."""
-    from safetensors.torch import save
-
-    content = save({key: value.cpu().contiguous() for key, value in encoder.state_dict().items()})
+    content = to_bytes(encoder.state_dict())
     if not (path / FROZEN).is_file():
         write_file(path / FROZEN, content, "the encoder")
     return hashlib.sha256(content).hexdigest()
