@@ -86,6 +86,18 @@ def create(
     return _OtherEncoder(model, int(width))
 
 
+def create_sized(name: str, size: int, **options: Any) -> tuple[nn.Module, dict[str, int]]:
+    """Build a timm model for images of a size, and return what said so: nothing if it takes any size.
+
+    >>> create_sized("timm/resnet18", 64)[1]
+    {}
+    """
+    try:  # transformers are built for a size
+        return create(name, img_size=size, **options), {"img_size": size}
+    except TypeError:
+        return create(name, **options), {}
+
+
 def wrap(module: nn.Module, size: int) -> nn.Module:
     """A copy of any module that maps images (N, 3, size, size) to (N, features), as an encoder.
 

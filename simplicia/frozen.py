@@ -248,10 +248,7 @@ def _from_timm(recipe: Recipe, overlay: dict[str, Any]) -> nn.Module:
     options: dict[str, Any] = {"pretrained_cfg_overlay": overlay} if overlay else {}
     with hub_errors("fetched from", f"the weights of {recipe.encoder}", instead):
         try:
-            try:  # transformers are built for a size of image
-                return encoders.create(recipe.encoder, pretrained=True, img_size=recipe.image_size, **options)
-            except TypeError:
-                return encoders.create(recipe.encoder, pretrained=True, **options)
+            return encoders.create_sized(recipe.encoder, recipe.image_size, pretrained=True, **options)[0]
         except (RuntimeError, AssertionError) as error:
             raise UserError(
                 f"encoder {recipe.encoder!r} cannot be built with its weights: {reason(error)}"

@@ -139,7 +139,9 @@ def timm_config(recipe: Recipe, state: dict[str, Any], encoder: nn.Module) -> di
     is_ours = recipe.encoder in encoders.names()
     if not timm.is_model(name.split(".")[0]) or (is_ours and recipe.stem != "imagenet"):
         return None
-    model, options = _on_meta(name, recipe.image_size)
+    with torch.device("meta"):
+        built, options = encoders.create_sized(f"timm/{name}", recipe.image_size)
+    model: Any = _core(built)
     shapes = {key: value.shape for key, value in _core(encoder).state_dict().items()}
     if shapes != {key: value.shape for key, value in model.state_dict().items()}:
         return None
@@ -151,17 +153,6 @@ def timm_config(recipe: Recipe, state: dict[str, Any], encoder: nn.Module) -> di
     about["crop_pct"] = 7 / 8 if recipe.actual_decode_size > size else 1.0
     config = {"architecture": name.split(".")[0], "num_classes": 0, "num_features": int(model.num_features)}
     return {**config, "model_args": options, "pretrained_cfg": about}
-
-
-def _on_meta(name: str, size: int) -> tuple[Any, dict[str, Any]]:
-    """A timm model without memory, and the options that build it."""
-    import timm
-
-    with torch.device("meta"):
-        try:
-            return timm.create_model(name, num_classes=0, img_size=size), {"img_size": size}
-        except TypeError:  # convolutional networks take any size
-            return timm.create_model(name, num_classes=0), {}
 
 
 def _core(module: nn.Module) -> nn.Module:

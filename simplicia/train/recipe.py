@@ -311,11 +311,8 @@ class Recipe:
             return encoders.wrap(given, self.image_size)
         if self.encoder in encoders.names():
             return encoders.create(self.encoder, self.stem, self.stem_padding)  # type: ignore[arg-type]
-        try:  # transformers are built for a size of image, other models take any
-            built = encoders.create(self.encoder, img_size=self.image_size)
-        except TypeError:
-            return encoders.create(self.encoder)
-        if self.actual_view_size != self.image_size:
+        built, fixed_size = encoders.create_sized(self.encoder, self.image_size)
+        if fixed_size and self.actual_view_size != self.image_size:
             raise UserError(
                 f"view_size is {self.view_size}, but encoder {self.encoder!r} takes one size of images; "
                 f"leave view_size out, or give it image_size, {self.image_size}"
