@@ -284,25 +284,14 @@ class Recipe:
         options = {name: values[name] for name in bottlenecks.options(self.bottleneck) if name in values}
         return encoder, bottlenecks.create(self.bottleneck, encoder.out_features, **options)
 
-    def try_encoder(self, encoder: torch.nn.Module) -> None:
-        """A UserError unless an encoder of timm takes views of this size, and gives as much as it says."""
+    def try_encoder(self, encoder: Any) -> None:
+        """A UserError unless an encoder takes views of this size, and gives as many features as it says."""
         if self.encoder in encoders.names():
             return
-        trained = encoder.training
-        try:
-            with torch.no_grad():
-                features = encoder.eval()(torch.zeros(1, 3, self.actual_view_size, self.actual_view_size))
-        except (RuntimeError, ValueError, AssertionError, IndexError) as error:
-            if is_out_of_memory(error):
-                raise
-            raise UserError(
-                f"encoder {self.encoder!r} takes no views of {self.actual_view_size} pixels: {reason(error)}"
-            ) from error
-        finally:
-            encoder.train(trained)
-        shape, wanted = tuple(getattr(features, "shape", ())), (1, encoder.out_features)
-        if shape != wanted:
-            raise UserError(f"encoder {self.encoder!r} gives features of shape {shape}, not {wanted}")
+        name = f"encoder {self.encoder!r}"
+        width = encoders.width_of(encoder, self.actual_view_size, name, "views")
+        if width != encoder.out_features:
+            raise UserError(f"{name} gives {width} features, not {encoder.out_features}")
 
     def _encoder(self, given: torch.nn.Module | None) -> Any:
         if self.encoder == encoders.GIVEN:
