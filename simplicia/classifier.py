@@ -4,7 +4,6 @@ A file is safetensors with JSON in its header. A linear probe in the ``results``
 trained and takes the encoder from the run; a fine-tuned classifier, and any file elsewhere, holds everything.
 """
 
-import copy
 import json
 import math
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from simplicia.data import inputs
 from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.devices import choose, seeded
 from simplicia.errors import UserError, reason
-from simplicia.export import PROGRAMS, WRITERS
+from simplicia.export import PROGRAMS, WRITERS, Program
 from simplicia.files import write_file
 from simplicia.provenance import commit
 from simplicia.representation import LAYERS, represent
@@ -116,24 +115,6 @@ class Scorer(nn.Module):
         else:
             x = represent(self, features, self.layer, self.temperature)  # type: ignore[arg-type]
         return x @ self.weight + self.bias
-
-
-class Program(nn.Module):
-    """A classifier from pixels in 0..1 to probabilities, to be exported."""
-
-    layer = "probabilities"
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, model: Scorer, mean: Sequence[float], std: Sequence[float]):
-        super().__init__()
-        self.model = copy.deepcopy(model)
-        for name, values in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(values)[:, None, None])
-        self.cpu().eval().requires_grad_(False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model((images.to(torch.float32) - self.mean) / self.std).softmax(1)
 
 
 class Classifier:
@@ -240,7 +221,8 @@ class Classifier:
             raise UserError(
                 f"{path} ends in {path.suffix!r}; a classifier's export ends in {', '.join(PROGRAMS)}"
             )
-        program: Any = Program(self.model, self.about.mean, self.about.std)
+        network = nn.Sequential(self.model, nn.Softmax(1))
+        program = Program(network, "probabilities", self.about.mean, self.about.std)
         said = self.about.replace(recipe=None).to_json()
         return write_file(path, WRITERS[path.suffix](program, said), "the export")
 
