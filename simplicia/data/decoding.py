@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from simplicia.devices import total_memory
 from simplicia.distributed import from_leader, local_world_size
 from simplicia.errors import UserError, reason
 from simplicia.files import atomic_write, locked, reserve
@@ -297,12 +299,8 @@ def free_memory() -> float:
 
 
 def _check_memory(count: int, size: int) -> None:
-    needed = count * 3 * size * size
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return
-    if needed > 0.9 * memory:
+    needed, memory = count * 3 * size * size, total_memory(torch.device("cpu"))
+    if memory is not None and needed > 0.9 * memory:
         raise UserError(
             f"{count:,} images of {size} x {size} need {needed / 1e9:.0f} GB of memory, and this machine has "
             f"{memory / 1e9:.0f}; make them smaller, or name a folder in SIMPLICIA_CACHE to keep them on disk"
