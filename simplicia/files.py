@@ -1,4 +1,4 @@
-"""Atomic writes, and locks."""
+"""Atomic writes, locks, and the cache."""
 
 import errno
 import glob
@@ -91,6 +91,17 @@ def write_file(path: Path, content: bytes, what: str) -> Path:
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
     return path
+
+
+def chosen_cache() -> Path | None:
+    """The folder that SIMPLICIA_CACHE names, if it names one."""
+    given = os.environ.get("SIMPLICIA_CACHE")
+    return Path(given).expanduser() if given else None
+
+
+def cache_folder() -> Path:
+    """That folder, or by default ~/.cache/simplicia."""
+    return chosen_cache() or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "simplicia"
 
 
 def reserve(file: Any, size: int) -> None:

@@ -9,7 +9,6 @@ or in the run's, and are mapped into memory. The encoder's weights are stored on
 import dataclasses
 import hashlib
 import json
-import os
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import mix_seed
 from simplicia.devices import seeded
 from simplicia.errors import UserError, reason
-from simplicia.files import atomic_write, reserve, write_errors
+from simplicia.files import atomic_write, chosen_cache, reserve, write_errors
 from simplicia.hub import hub_errors
 from simplicia.progress import Progress, say
 from simplicia.settings import as_dict
@@ -99,9 +98,7 @@ def prepare(
     names = ("encoder", "image_size", "view_size", "views", "frozen_views", "seed", "keep_aspect")
     chosen = {name: as_dict(recipe)[name] for name in names} | {"statistics": statistics}
     digest.update(json.dumps(chosen, sort_keys=True).encode())
-    cache = os.environ.get("SIMPLICIA_CACHE")
-    parent = Path(cache).expanduser() if cache else path / ".features"
-    folder = parent / f"{digest.hexdigest()[:32]}.features"
+    folder = (chosen_cache() or path / ".features") / f"{digest.hexdigest()[:32]}.features"
     with write_errors("features", folder):
         stored, extraction = _extract(recipe, encoder, images, statistics, folder, device, quiet)
     say([_describe(extraction)], quiet)

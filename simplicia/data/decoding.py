@@ -23,7 +23,7 @@ import torch
 from simplicia.devices import total_memory
 from simplicia.distributed import from_leader, local_world_size
 from simplicia.errors import UserError, reason
-from simplicia.files import atomic_write, locked, reserve
+from simplicia.files import atomic_write, chosen_cache, locked, reserve
 
 VERSION = 3  # of the decoder: another version never reads this one's cache
 SIZES = (32, 64, 96, 128, 224)
@@ -77,8 +77,8 @@ def decode_files(
         finally:
             executor.shutdown(cancel_futures=True)
 
-    if cache := os.environ.get("SIMPLICIA_CACHE"):
-        images, report = _cached(Path(cache).expanduser(), files, size, keep_aspect, decode_all)
+    if cache := chosen_cache():
+        images, report = _cached(cache, files, size, keep_aspect, decode_all)
     else:
         _check_memory(len(files), size)
         images = np.empty((len(files), 3, size, size), dtype=np.uint8)

@@ -7,7 +7,6 @@ packed images lies beside its shards.
 
 import hashlib
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from simplicia.data import shards
 from simplicia.data.folder import TEST_FOLDERS, TRAIN_FOLDERS, Layout, choose_splits, layout, list_images
 from simplicia.data.sources import COLUMNS, NAMES, Source, Table, from_listing, from_shards
 from simplicia.errors import UserError
-from simplicia.files import atomic_write, locked
+from simplicia.files import atomic_write, cache_folder, locked
 
 VERSION = 1
 INDEX = "index.safetensors"  # of packed images, beside their shards
@@ -114,13 +113,6 @@ def _index_path(folder: Path, files: list[Path] | None) -> Path:
     named = "\0".join([str(folder.resolve()), *(path.name for path in files or ())])
     name = hashlib.sha256(f"{VERSION} {named}".encode(errors="surrogateescape")).hexdigest()[:32]
     return cache_folder() / f"{name}.index"
-
-
-def cache_folder() -> Path:
-    """Where indexes are kept."""
-    if given := os.environ.get("SIMPLICIA_CACHE"):
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "simplicia"
 
 
 def save_index(source: Source, path: Path) -> None:
