@@ -2,6 +2,7 @@
 
 import errno
 import glob
+import hashlib
 import os
 import platform
 import secrets
@@ -91,6 +92,12 @@ def write_file(path: Path, content: bytes, what: str) -> Path:
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
     return path
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def chosen_cache() -> Path | None:

@@ -3,7 +3,6 @@
 A shard is written as one, with the images that its number stands for; so packing goes on where it was killed.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from simplicia.data.source_index import INDEX, open_source, save_packed, stream_
 from simplicia.data.sources import CLASSES, Source, from_shards
 from simplicia.data.streaming import MOST_UNREADABLE, default_threads
 from simplicia.errors import UserError
-from simplicia.files import atomic_write, locked
+from simplicia.files import atomic_write, locked, sha256
 
 SHARD = 1000  # images
 PLAN = "pack.json"
@@ -97,7 +96,7 @@ def check(out: Path, progress: Progress | None = None) -> int:
         if not isinstance(digests, list) or len(digests) != len(shards):
             raise UserError(f"{str(source.root / INDEX)!r} has no digests of its shards; pack them again")
         for (name, *_), digest in zip(shards, digests, strict=True):
-            if _digest(source.root / name) != digest:
+            if sha256(source.root / name) != digest:
                 raise UserError(f"{str(source.root / name)!r} has changed since it was packed; pack it again")
         with ThreadPoolExecutor(default_threads()) as executor:
             for i, problem in enumerate(executor.map(lambda i, s=source: _problem(s, i), range(len(source)))):
@@ -217,13 +216,8 @@ def _write_index(folder: Path) -> None:
     if (folder / INDEX).exists():
         return
     packed = from_shards(folder, sorted(folder.glob("*.tar")))
-    packed.about["sha256"] = [_digest(folder / name) for name, *_ in packed.about["shards"]]
+    packed.about["sha256"] = [sha256(folder / name) for name, *_ in packed.about["shards"]]
     save_packed(packed)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_plan(out: Path, plan: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from simplicia.errors import UserError, reason
-from simplicia.files import atomic_write, write_file
+from simplicia.files import atomic_write, sha256, write_file
 from simplicia.tensors import to_bytes
 
 KEEP = 2
@@ -41,7 +41,7 @@ def save(
     try:
         temporary.mkdir(parents=True)
         save_file({k: v.contiguous() for k, v in tensors.items()}, temporary / TENSORS)
-        written = {"bytes": (temporary / TENSORS).stat().st_size, "sha256": _digest(temporary / TENSORS)}
+        written = {"bytes": (temporary / TENSORS).stat().st_size, "sha256": sha256(temporary / TENSORS)}
         state = {**state, "step": step, **written}
         (temporary / STATE).write_text(json.dumps(state, indent=1))
         shutil.copymode(temporary / STATE, temporary / TENSORS)  # safetensors lets nobody else read its files
@@ -110,7 +110,7 @@ def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if not isinstance(state, dict) or state.get("bytes") != size:
             raise ValueError(f"{TENSORS} has {size} bytes, not what {STATE} says")
         check_state(state)
-        if "sha256" in state and state["sha256"] != _digest(checkpoint / TENSORS):  # 0.1 stored none
+        if "sha256" in state and state["sha256"] != sha256(checkpoint / TENSORS):  # 0.1 stored none
             raise ValueError(f"{TENSORS} is not what was written: its SHA-256 differs from that in {STATE}")
         return load_file(checkpoint / TENSORS), state
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
@@ -187,7 +187,7 @@ def frozen_encoder(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Tens
     if "frozen_encoder" not in state:
         return {}
     file = checkpoint.parent.parent / FROZEN
-    if not file.is_file() or _digest(file) != state["frozen_encoder"]:
+    if not file.is_file() or sha256(file) != state["frozen_encoder"]:
         raise UserError(f"{file} is missing or damaged: its SHA-256 differs from that in {STATE}")
     return load_file(file)
 
@@ -290,11 +290,6 @@ def _remove(checkpoint: Path) -> None:
         hidden = checkpoint.with_name(f".writing-{checkpoint.name}-{secrets.token_hex(8)}")
         checkpoint.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path, how: int) -> None:
