@@ -3,6 +3,7 @@
 import errno
 import glob
 import hashlib
+import json
 import os
 import platform
 import secrets
@@ -35,6 +36,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, in UTF-8."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def temporary_name(path: Path) -> Path:
@@ -92,6 +99,15 @@ def write_file(path: Path, content: bytes, what: str) -> Path:
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
     return path
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if the file is missing, damaged or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def sha256(path: Path) -> str:

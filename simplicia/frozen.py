@@ -25,7 +25,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import mix_seed
 from simplicia.devices import seeded
 from simplicia.errors import UserError, reason
-from simplicia.files import atomic_write, chosen_cache, reserve, write_errors
+from simplicia.files import atomic_write, chosen_cache, reserve, write_errors, write_text
 from simplicia.hub import hub_errors
 from simplicia.progress import Progress, say
 from simplicia.settings import as_dict
@@ -154,8 +154,7 @@ def _extract(
     result = {"images": len(images), "views": recipe.frozen_views, "device": str(device)}
     result |= {"computed": computed, "seconds": seconds}
     result["images_per_s"] = computed / seconds if computed else 0.0
-    with atomic_write(about) as temporary:
-        temporary.write_text(json.dumps(result))
+    write_text(about, json.dumps(result))
     for part in parts:
         part.unlink()
     return np.load(final, mmap_mode="c", allow_pickle=False), result

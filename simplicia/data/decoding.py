@@ -23,7 +23,7 @@ import torch
 from simplicia.devices import total_memory
 from simplicia.distributed import from_leader, local_world_size
 from simplicia.errors import UserError, reason
-from simplicia.files import atomic_write, chosen_cache, locked, reserve
+from simplicia.files import chosen_cache, locked, reserve, write_text
 
 VERSION = 3  # of the decoder: another version never reads this one's cache
 SIZES = (32, 64, 96, 128, 224)
@@ -181,13 +181,12 @@ def _cached(
                 journal.unlink()
                 return images, report
             del images  # some systems do not rename a mapped file
-            with atomic_write(about) as temporary:
-                content = {
-                    "readable": report.readable,
-                    "aspects": report.aspect_ratios,
-                    "skipped": [[str(path), reason] for path, reason in report.skipped],
-                }
-                temporary.write_text(json.dumps(content), encoding="utf-8")
+            content = {
+                "readable": report.readable,
+                "aspects": report.aspect_ratios,
+                "skipped": [[str(path), why] for path, why in report.skipped],
+            }
+            write_text(about, json.dumps(content))
             partial.replace(pixels)
             journal.unlink()
     except OSError as error:

@@ -19,7 +19,7 @@ from simplicia.data.source_index import INDEX, open_source, save_packed, stream_
 from simplicia.data.sources import CLASSES, Source, from_shards
 from simplicia.data.streaming import MOST_UNREADABLE, default_threads
 from simplicia.errors import UserError
-from simplicia.files import atomic_write, locked, sha256
+from simplicia.files import atomic_write, locked, read_object, sha256, write_text
 
 SHARD = 1000  # images
 PLAN = "pack.json"
@@ -60,7 +60,7 @@ def pack(
         for name, split in splits.items():
             folder = out / name
             folder.mkdir(exist_ok=True)
-            _write_json(folder / CLASSES, split.classes)
+            write_text(folder / CLASSES, json.dumps(split.classes))
             for count in _pack_split(split, folder, size, quality, leave_out):
                 done += count
                 if progress is not None:
@@ -85,8 +85,7 @@ def check(out: Path, progress: Progress | None = None) -> int:
     A UserError names the first fault.
     """
     folders = [path.parent for path in sorted(out.rglob(INDEX))]
-    plan = _read_plan(out)
-    packed = None if plan is None else plan.get("images")
+    packed = read_object(out / PLAN).get("images")
     if not folders or not isinstance(packed, dict) or len(folders) < len(packed):
         raise UserError(f"{str(out)!r} has no packed images, or is not finished; run simplicia pack again")
     sources = [open_source(folder) for folder in folders]
@@ -222,26 +221,13 @@ def _write_index(folder: Path) -> None:
 
 def _check_plan(out: Path, plan: dict[str, Any]) -> None:
     """Write the plan of a new folder; a UserError if another one was begun there."""
-    before = _read_plan(out)
-    if before is None:
+    before = read_object(out / PLAN)
+    if not before:
         if any(not path.name.startswith(".") for path in out.iterdir()):
             raise UserError(f"{str(out)!r} holds other files; pack into another folder")
-        _write_json(out / PLAN, plan)
+        write_text(out / PLAN, json.dumps(plan))
     elif before != plan:
         differing = next((name for name in plan if before.get(name) != plan[name]), "settings")
         raise UserError(
             f"{str(out)!r} was begun with other {differing}; pack into another folder, or remove this one"
         )
-
-
-def _read_plan(out: Path) -> dict[str, Any] | None:
-    try:
-        plan = json.loads((out / PLAN).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return plan if isinstance(plan, dict) else None
-
-
-def _write_json(path: Path, content: Any) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(content), encoding="utf-8")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from simplicia.errors import UserError, reason
-from simplicia.files import atomic_write, sha256, write_file
+from simplicia.files import read_object, sha256, write_file, write_text
 from simplicia.tensors import to_bytes
 
 KEEP = 2
@@ -76,8 +76,7 @@ def drop(folder: Path) -> None:
     for path in old:
         _remove(path)
     state = json.loads((newest / STATE).read_text())
-    with atomic_write(newest / STATE) as temporary:
-        temporary.write_text(json.dumps({**state, "dropped": True}, indent=1))
+    write_text(newest / STATE, json.dumps({**state, "dropped": True}, indent=1))
     (newest / TENSORS).unlink(missing_ok=True)
 
 
@@ -90,11 +89,7 @@ def latest(folder: Path) -> Path | None:
 def state_of(run: Path) -> dict[str, Any]:
     """The state of a run's newest checkpoint; nothing of one that has none, or a damaged one."""
     newest = latest(run / "checkpoint")
-    try:
-        state = {} if newest is None else json.loads((newest / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return state if isinstance(state, dict) else {}
+    return {} if newest is None else read_object(newest / STATE)
 
 
 def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -12,7 +12,7 @@ import torch
 from simplicia import bottlenecks, encoders, methods, settings
 from simplicia.data.augmentation import ViewSettings
 from simplicia.errors import UserError, is_out_of_memory, reason, unknown
-from simplicia.files import atomic_write
+from simplicia.files import write_text
 from simplicia.settings import Formerly, Range, as_dict, from_dict
 from simplicia.train import checkpoint
 
@@ -314,9 +314,7 @@ def write_yaml(recipe: Recipe, path: Path) -> None:
     import yaml
 
     values = {recipe.method if name == "options" else name: value for name, value in as_dict(recipe).items()}
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
 def read_yaml(path: Path) -> Recipe:
