@@ -10,12 +10,12 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,10 @@ from simplicia.files import chosen_cache, locked, reserve, write_text
 
 VERSION = 3  # of the decoder: another version never reads this one's cache
 SIZES = (32, 64, 96, 128, 224)
+THREADS = min(os.cpu_count() or 1, 8)  # each may hold a large image
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Outcome = float | str  # of decoding a file: its width / height, or why it cannot be read
 
 
@@ -59,7 +62,7 @@ def decode_files(
 
     def decode_all(images: np.ndarray, report: FileReport, note: Callable[[Outcome], None]) -> None:
         first = len(report.readable) + len(report.skipped)
-        executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
+        executor = ThreadPoolExecutor(THREADS)
         try:
             results = executor.map(lambda path: _try_decode(path, size, keep_aspect), files[first:])
             for i, result in enumerate(results, first):
@@ -88,6 +91,22 @@ def decode_files(
         path, reason = report.skipped[0]
         raise UserError(f"none of the {len(files)} images can be read, such as {str(path)!r}: {reason}")
     return images[: len(report.readable)], report
+
+
+def read_ahead(
+    read: Callable[[Item], Result], items: Sequence[Item], count: int, threads: int
+) -> Iterator[list[Result]]:
+    """What a function reads of each item, in batches of ``count``; threads read the next one meanwhile."""
+    executor = ThreadPoolExecutor(threads)
+    try:
+        ahead: list[Future[Result]] = []
+        for start in range(0, len(items) + count, count):
+            batch = items[start : start + count]
+            now, ahead = ahead, [executor.submit(read, item) for item in batch]
+            if now:
+                yield [future.result() for future in now]
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def _try_decode(path: Path, size: int, keep_aspect: bool) -> tuple[np.ndarray, float] | Exception:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from simplicia.data.augmentation import ViewSettings
 from simplicia.data.crops import TRIES, Box, centre_square, crop_encoded, random_box
-from simplicia.data.decoding import explain
+from simplicia.data.decoding import explain, read_ahead
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.data.sources import Names, Source
 from simplicia.distributed import local_world_size
@@ -99,29 +99,18 @@ class StreamedImages:
 
     def decoded(self, count: int) -> Iterator[tuple[Tensor, dict[int, str]]]:
         """Batches, and why some of their images, by position, are missing and black."""
+        black = torch.zeros(self.shape[1:], dtype=torch.uint8)
+        for batch in read_ahead(self._square, range(len(self)), count, self.threads):
+            reasons = {i: square for i, square in enumerate(batch) if isinstance(square, str)}
+            yield torch.stack([black if isinstance(square, str) else square for square in batch]), reasons
 
-        def submit(start: int) -> tuple[Tensor, list[Future[str | None]]]:
-            batch = torch.zeros(min(count, len(self) - start), 3, self.size, self.size, dtype=torch.uint8)
-            numbers = range(start, start + len(batch))
-            return batch, [threads.submit(self._square, i, batch[i - start]) for i in numbers]
-
-        threads = ThreadPoolExecutor(self.threads)
+    def _square(self, i: int) -> Tensor | str:
+        """The centre square of an image, or why it cannot be decoded."""
         try:
-            ahead = submit(0)
-            for start in range(0, len(self), count):
-                (batch, futures), ahead = ahead, submit(min(start + count, len(self)))
-                results = [future.result() for future in futures]
-                yield batch, {i: reason for i, reason in enumerate(results) if reason is not None}
-        finally:
-            threads.shutdown(cancel_futures=True)
-
-    def _square(self, i: int, out: Tensor) -> str | None:
-        """Decode the centre square of an image; returns why that failed."""
-        try:
-            out.copy_(crop_encoded(self.source.read(i), lambda *shape: [centre_square(*shape)], self.size)[0])
+            data = self.source.read(i)
+            return crop_encoded(data, lambda *shape: [centre_square(*shape)], self.size)[0].contiguous()
         except Exception as error:  # Pillow raises nearly every exception there is
             return explain(error)
-        return None
 
     def views(self, i: int, draws: np.ndarray, settings: ViewSettings, size: int, out: Tensor) -> None:
         """Decode the views (V, 3, size, size) of an image, or of the next one if it cannot be read."""
