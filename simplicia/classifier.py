@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from simplicia import encoders
 from simplicia.data import inputs
-from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.devices import choose, seeded
 from simplicia.errors import UserError, reason
 from simplicia.export import PROGRAMS, WRITERS, Program
@@ -34,27 +33,6 @@ from simplicia.version import __version__
 
 KEY = "simplicia-classifier"  # of the JSON in a file's header
 SUFFIX = ".safetensors"
-
-
-class Preprocessing(NamedTuple):
-    """From images of any kind to what an encoder sees."""
-
-    decode_size: int
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def of(cls, run: Any) -> "Preprocessing":
-        """That of a run."""
-        mean, std = (tuple(run.state[name]) for name in ("mean", "std"))
-        return cls(run.recipe.actual_decode_size, run.recipe.image_size, mean, std)
-
-    def __call__(self, images: Any, device: torch.device) -> Tensor:
-        size, (mean, std) = self.decode_size, (self.mean, self.std)
-        batches = inputs.batches(images, size, 2**20)
-        squares = (center_crop(batch.to(device), size) for batch in batches)
-        return torch.cat([eval_view(x, self.image_size, mean, std) for x in squares])  # type: ignore[arg-type]
 
 
 @dataclass
@@ -130,9 +108,6 @@ class Classifier:
 
     def __init__(self, model: Scorer, about: About, run: Any = None):
         self.model, self.about, self.run = model.eval(), about, run
-        self.preprocessing = Preprocessing(
-            about.decode_size, about.image_size, tuple(about.mean), tuple(about.std)
-        )
         self.classes_ = np.array(about.classes)
 
     def __repr__(self) -> str:
@@ -159,8 +134,10 @@ class Classifier:
         True
         """
         self.model.to(self.device)  # the run may have moved
-        batches = inputs.batches(images, self.preprocessing.decode_size, batch_size)
-        scores = (self.model(self.preprocessing(batch, self.device)) for batch in batches)
+        about, device = self.about, self.device
+        sizes, statistics = (about.decode_size, about.image_size), (about.mean, about.std)
+        batches = inputs.batches(images, about.decode_size, batch_size)
+        scores = (self.model(inputs.eval_views(x, *sizes, *statistics, device)) for x in batches)
         return torch.cat([x.softmax(1).cpu() for x in scores]).numpy()
 
     def predict(self, images: Any, batch_size: int = 256) -> np.ndarray:
@@ -236,24 +213,24 @@ def make(
     accuracy: float | None = None,
 ) -> Classifier:
     """A classifier trained on a run."""
-    seen = Preprocessing.of(run)
+    recipe, state = run.recipe, run.state
     about = About(
-        kind,
-        list(classes),
-        model.layer,
-        network,
-        run.recipe.name,
-        run.step,
-        list(seen.mean),
-        list(seen.std),
-        seen.decode_size,
-        seen.image_size,
-        model.temperature,
-        run.state.get("id"),
-        accuracy,
-        as_dict(run.recipe),
-        __version__,
-        commit(),
+        kind=kind,
+        classes=list(classes),
+        layer=model.layer,
+        network=network,
+        run=recipe.name,
+        run_step=run.step,
+        mean=list(state["mean"]),
+        std=list(state["std"]),
+        decode_size=recipe.actual_decode_size,
+        image_size=recipe.image_size,
+        temperature=model.temperature,
+        run_id=state.get("id"),
+        accuracy=accuracy,
+        recipe=as_dict(recipe),
+        simplicia=__version__,
+        commit=commit(),
     )
     return Classifier(model, about, run)
 

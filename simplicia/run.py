@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from simplicia import bottlenecks, classifier, pretrained
-from simplicia.classifier import Classifier, Preprocessing
+from simplicia.classifier import Classifier
 from simplicia.data import inputs
 from simplicia.devices import choose, seeded
 from simplicia.errors import UserError, unknown
@@ -197,7 +197,9 @@ class Run:
         >>> run.view(images).shape
         torch.Size([4, 3, 16, 16])
         """
-        return Preprocessing.of(self)(images, self.device)
+        recipe, state = self.recipe, self.state
+        sizes = recipe.actual_decode_size, recipe.image_size
+        return inputs.eval_views(images, *sizes, state["mean"], state["std"], self.device)
 
     def classifier(self, name: str | None = None) -> Classifier:
         """A classifier that ``simplicia probe``, ``finetune`` or ``semi`` saved with the run.

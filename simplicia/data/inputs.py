@@ -7,7 +7,7 @@ makes the uint8 set that training takes.
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simplicia.data.augmentation import center_crop, to_float
+from simplicia.data.augmentation import center_crop, eval_view, to_float
 from simplicia.data.datasets import MEMORY, ImageSet
 from simplicia.data.decoding import decode_files, largest_size, suitable_size
 from simplicia.errors import UserError
@@ -78,6 +78,20 @@ def batches(images: Any, size: int, batch_size: int) -> Iterator[Tensor]:
         yield _stack([_decode(image, size)[0] for image in chunk], size)
     if not count:
         raise UserError("there are no images to encode")
+
+
+def eval_views(
+    images: Any,
+    decode_size: int,
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device,
+) -> Tensor:
+    """Images of any kind as an encoder sees them in evaluation: centre squares, normalised."""
+    squares = (center_crop(batch.to(device), decode_size) for batch in batches(images, decode_size, 2**20))
+    statistics: Any = tuple(mean), tuple(std)
+    return torch.cat([eval_view(x, image_size, *statistics) for x in squares])
 
 
 def image_set(
