@@ -203,18 +203,13 @@ def _encoder(
 ) -> tuple[nn.Module, tuple[Triple, Triple]]:
     """The encoder with its weights, and the normalisation they were trained with."""
     encoder: nn.Module
-    if newest is not None:  # of a run that is resumed: the weights may be gone from where they were
-        state = checkpoint.read(newest)[1]
-        encoder = recipe.trunk()[0]
-        checkpoint.load_into(encoder, checkpoint.frozen_encoder(newest, state), newest)
-        return encoder, (tuple(state["mean"]), tuple(state["std"]))
-    if recipe.encoder_weights == PRETRAINED:
+    if newest is None and recipe.encoder_weights == PRETRAINED:
         encoder, cfg = _from_timm(recipe, {}), _timm_cfg(recipe.encoder)
         return encoder, (tuple(cfg["mean"]), tuple(cfg["std"]))
-    if recipe.encoder_weights is None:
-        source = checkpoint.newest_of(str(recipe.init))
-        tensors, state = checkpoint.read(source)
-        model = checkpoint.model_tensors(source, tensors, state)
+    if newest is not None or recipe.encoder_weights is None:
+        # a run that is resumed has its own copy: the weights may be gone from where they were
+        source = newest or checkpoint.newest_of(str(recipe.init))
+        model, state = checkpoint.read_model(source)
         prefix = "online.encoder."
         encoder = recipe.trunk()[0]
         own = {k.removeprefix(prefix): v for k, v in model.items() if k.startswith(prefix)}

@@ -157,14 +157,15 @@ def method_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
 
 
-def model_tensors(
-    checkpoint: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """The method's own tensors, with those of a frozen encoder, which a run stores once."""
+def read_model(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The method's own tensors, with those of a frozen encoder, which a run stores once; and the state."""
+    tensors, state = read(checkpoint)
     own = method_tensors(tensors)
-    encoder = frozen_encoder(checkpoint, state)
+    encoder = _frozen_encoder(checkpoint, state)
     networks = {key.partition(".")[0] for key in own if key.startswith(("online.", "target."))}
-    return own | {f"{name}.encoder.{key}": value for name in networks for key, value in encoder.items()}
+    return own | {
+        f"{name}.encoder.{key}": value for name in networks for key, value in encoder.items()
+    }, state
 
 
 def store_frozen_encoder(path: Path, encoder: torch.nn.Module) -> str:
@@ -175,7 +176,7 @@ def store_frozen_encoder(path: Path, encoder: torch.nn.Module) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def frozen_encoder(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
+def _frozen_encoder(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of the run's frozen encoder; none if it has no such encoder."""
     from safetensors.torch import load_file
 
@@ -195,7 +196,7 @@ def initialise_from(method: torch.nn.Module, path: str | Path) -> tuple[int, int
     lacks starts as a copy of the online one. Returns how many tensors were loaded, of how many.
     """
     newest = newest_of(path)
-    there = model_tensors(newest, *read(newest))
+    there, _ = read_model(newest)
     own = {k: v for k, v in method.state_dict().items() if "." in k and not k.startswith("queue.")}
     taken = 0
     for key, value in own.items():
