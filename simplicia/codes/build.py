@@ -14,7 +14,7 @@ import torch
 
 from simplicia.codes.bits import dtype_of
 from simplicia.codes.store import SIDE, About, Model, Table, read
-from simplicia.data.decoding import THREADS, explain, read_ahead
+from simplicia.data.decoding import THREADS, attempt, explain, read_ahead
 from simplicia.data.folder import EXTENSIONS, list_images
 from simplicia.errors import UserError
 from simplicia.progress import Progress
@@ -111,7 +111,7 @@ def encode_files(
     rows: list[tuple[File, Seen, np.ndarray]] = []
     saved, count, size = time.monotonic(), len(files) - len(left), run.recipe.actual_decode_size
     with closing(Progress("encoding", len(files), count, quiet)) as bar:
-        for batch in read_ahead(lambda file: (file, see(file.path, size)), left, BATCH, THREADS):
+        for batch in read_ahead(lambda file: (file, attempt(see, file.path, size)), left, BATCH, THREADS):
             count += len(batch)
             good = []
             for file, seen in batch:
@@ -144,18 +144,15 @@ def _table(about: About, rows: list[tuple[File, Seen, np.ndarray]]) -> Table:
     )
 
 
-def see(path: Path, size: int) -> Seen | Exception:
-    """Read a file; an error is returned, not raised."""
+def see(path: Path, size: int) -> Seen:
+    """Read a file."""
     from simplicia.data.image_files import Image, decode
 
-    try:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
-        pixels, _ = decode(path, size)
-        grey = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-        return Seen(pixels.transpose(2, 0, 1), np.asarray(grey).reshape(-1), content)
-    except Exception as error:  # Pillow raises nearly every exception there is
-        return error
+    with path.open("rb") as file:
+        content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+    pixels, _ = decode(path, size)
+    grey = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return Seen(pixels.transpose(2, 0, 1), np.asarray(grey).reshape(-1), content)
 
 
 @torch.no_grad()

@@ -59,12 +59,13 @@ def decode_files(
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[np.ndarray, FileReport]:
     """The readable images, (N, 3, size, size) uint8, and a report; a UserError if none is readable."""
+    from simplicia.data.image_files import decode
 
     def decode_all(images: np.ndarray, report: FileReport, note: Callable[[Outcome], None]) -> None:
         first = len(report.readable) + len(report.skipped)
         executor = ThreadPoolExecutor(THREADS)
         try:
-            results = executor.map(lambda path: _try_decode(path, size, keep_aspect), files[first:])
+            results = executor.map(lambda path: attempt(decode, path, size, keep_aspect), files[first:])
             for i, result in enumerate(results, first):
                 if isinstance(result, Exception):
                     permanent = not isinstance(result, MemoryError) and getattr(result, "errno", None) is None
@@ -109,12 +110,11 @@ def read_ahead(
         executor.shutdown(cancel_futures=True)
 
 
-def _try_decode(path: Path, size: int, keep_aspect: bool) -> tuple[np.ndarray, float] | Exception:
-    from simplicia.data import image_files
-
+def attempt(read: Callable[..., Result], *arguments: Any) -> Result | Exception:
+    """What a function reads of an image, or why it cannot: Pillow raises nearly every exception there is."""
     try:
-        return image_files.decode(path, size, keep_aspect)
-    except Exception as error:  # Pillow raises nearly every exception there is
+        return read(*arguments)
+    except Exception as error:
         return error
 
 

@@ -9,11 +9,12 @@ import os
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from simplicia.data.crops import crop_encoded
-from simplicia.data.decoding import explain
+from simplicia.data.decoding import attempt, explain
 from simplicia.data.folder import EXTENSIONS
 from simplicia.data.source_index import INDEX, open_source, save_packed, stream_layout
 from simplicia.data.sources import CLASSES, Source, from_shards
@@ -98,10 +99,10 @@ def check(out: Path, progress: Progress | None = None) -> int:
             if sha256(source.root / name) != digest:
                 raise UserError(f"{str(source.root / name)!r} has changed since it was packed; pack it again")
         with ThreadPoolExecutor(default_threads()) as executor:
-            for i, problem in enumerate(executor.map(lambda i, s=source: _problem(s, i), range(len(source)))):
+            for i, problem in enumerate(executor.map(partial(attempt, _decode, source), range(len(source)))):
                 if problem is not None:
                     raise UserError(
-                        f"{source.entries[i]!r} in {str(source.root)!r} cannot be read: {problem}"
+                        f"{source.entries[i]!r} in {str(source.root)!r} cannot be read: {explain(problem)}"
                     )
                 done += 1
                 if progress is not None:
@@ -133,11 +134,13 @@ def _pack_split(
             named = [next(keys) for _ in rows]
             path = folder / f"{number:05d}.tar"
             if not path.exists():
-                encoded = executor.map(lambda i: _encode(split, i, size, quality), rows)
+                encoded = executor.map(lambda i: attempt(lambda: shrink(split.read(i), size, quality)), rows)
                 with atomic_write(path) as temporary, tarfile.open(temporary, "w") as tar:
                     for i, key, content in zip(rows, named, encoded, strict=True):
-                        if isinstance(content, str):
-                            leave_out(split.entries[i], content)
+                        if isinstance(content, MemoryError):
+                            raise content
+                        if isinstance(content, Exception):
+                            leave_out(split.entries[i], explain(content))
                             continue
                         _add(tar, f"{key}.jpg", content)
                         if labels is not None:
@@ -156,16 +159,6 @@ def _keys(split: Source) -> Iterator[str]:
             key, number = f"{wanted}_{number}", number + 1
         taken.add(key)
         yield key
-
-
-def _encode(split: Source, i: int, size: int, quality: int) -> bytes | str:
-    """An image as a small JPEG, or why it cannot be read."""
-    try:
-        return shrink(split.read(i), size, quality)
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow raises nearly every exception there is
-        return explain(error)
 
 
 def shrink(data: bytes, size: int, quality: int) -> bytes:
@@ -196,12 +189,8 @@ def shrink(data: bytes, size: int, quality: int) -> bytes:
     return file.getvalue()
 
 
-def _problem(source: Source, i: int) -> str | None:
-    try:
-        crop_encoded(source.read(i), lambda height, width: [(0, 0, height, width)], 8)
-    except Exception as error:  # Pillow raises nearly every exception there is
-        return explain(error)
-    return None
+def _decode(source: Source, i: int) -> None:
+    crop_encoded(source.read(i), lambda height, width: [(0, 0, height, width)], 8)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

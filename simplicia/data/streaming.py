@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from simplicia.data.augmentation import ViewSettings
 from simplicia.data.crops import TRIES, Box, centre_square, crop_encoded, random_box
-from simplicia.data.decoding import explain, read_ahead
+from simplicia.data.decoding import attempt, explain, read_ahead
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.data.sources import Names, Source
 from simplicia.distributed import local_world_size
@@ -100,17 +101,15 @@ class StreamedImages:
     def decoded(self, count: int) -> Iterator[tuple[Tensor, dict[int, str]]]:
         """Batches, and why some of their images, by position, are missing and black."""
         black = torch.zeros(self.shape[1:], dtype=torch.uint8)
-        for batch in read_ahead(self._square, range(len(self)), count, self.threads):
-            reasons = {i: square for i, square in enumerate(batch) if isinstance(square, str)}
-            yield torch.stack([black if isinstance(square, str) else square for square in batch]), reasons
+        for batch in read_ahead(partial(attempt, self._square), range(len(self)), count, self.threads):
+            errors = {i: square for i, square in enumerate(batch) if isinstance(square, Exception)}
+            squares = torch.stack([black if isinstance(square, Exception) else square for square in batch])
+            yield squares, {i: explain(error) for i, error in errors.items()}
 
-    def _square(self, i: int) -> Tensor | str:
-        """The centre square of an image, or why it cannot be decoded."""
-        try:
-            data = self.source.read(i)
-            return crop_encoded(data, lambda *shape: [centre_square(*shape)], self.size)[0].contiguous()
-        except Exception as error:  # Pillow raises nearly every exception there is
-            return explain(error)
+    def _square(self, i: int) -> Tensor:
+        """The centre square of an image."""
+        data = self.source.read(i)
+        return crop_encoded(data, lambda *shape: [centre_square(*shape)], self.size)[0].contiguous()
 
     def views(self, i: int, draws: np.ndarray, settings: ViewSettings, size: int, out: Tensor) -> None:
         """Decode the views (V, 3, size, size) of an image, or of the next one if it cannot be read."""
