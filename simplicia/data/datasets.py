@@ -461,7 +461,7 @@ def stream(
         number = {name: i for i, name in enumerate(names)}
         labels = np.array([number[name] for name in source.classes])[labels]
     if source.root != folder:  # files are named as if they were listed
-        source.prefix = f"{os.path.relpath(source.root, folder)}/"
+        source = replace(source, prefix=f"{os.path.relpath(source.root, folder)}/")
     images = StreamedImages(source, size, options.keep_aspect, options.threads, options.most_unreadable)
     return ImageSet(
         name=folder.resolve().name,

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,10 +99,7 @@ def _cached_index(folder: Path, files: list[Path] | None) -> Source:
 def _valid(path: Path, folder: Path) -> Source | None:
     """A source from its index in the cache, unless its data changed."""
     source = _load(path, folder)
-    if source is None or not _matches(source):
-        return None
-    source.index = path
-    return source
+    return replace(source, index=path) if source is not None and _matches(source) else None
 
 
 def _build(folder: Path, files: list[Path] | None) -> Source:
@@ -128,7 +126,7 @@ def save_index(source: Source, path: Path) -> None:
 def save_packed(source: Source) -> None:
     """Write the index of shards beside them. It stays valid when they are copied, so it knows no times."""
     timeless = [[name, size, 0] for name, size, _ in source.about["shards"]]
-    packed = Source(source.root, source.table, source.about | {"shards": timeless, "folders": []})
+    packed = replace(source, about=source.about | {"shards": timeless, "folders": []})
     save_index(packed, source.root / INDEX)
 
 
