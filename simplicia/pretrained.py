@@ -262,9 +262,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         state = json.loads(text)
         if not isinstance(state, dict):
             raise ValueError(f"it is a {type(state).__name__}, not an object")
-        checkpoint.check_state(state)
-        if missing := {"total_steps", "mean", "std", "seconds", "loss"} - state.keys():
-            raise ValueError(f"it lacks {sorted(missing)[0]!r}")
+        checkpoint.check_state(state, checkpoint.OF_A_MODEL)
         classes = state.get("classes", [])
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ValueError("its classes are not a list of names")

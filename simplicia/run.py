@@ -236,9 +236,6 @@ def load(path: str | Path, device: str = "auto", encoder: nn.Module | None = Non
     path, newest = Path(path), checkpoint.newest_of(path)
     recipe = read_yaml(path / "recipe.yaml")
     tensors, state = checkpoint.read_model(newest)
-    for key in ("total_steps", "mean", "std", "seconds", "loss"):
-        if key not in state:
-            raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
     with seeded(0, torch.device("cpu")):  # initial weights, which are replaced
         method = recipe.build(encoder)
     checkpoint.load_into(method, tensors, newest)

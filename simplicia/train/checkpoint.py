@@ -26,6 +26,7 @@ from simplicia.tensors import to_bytes
 
 KEEP = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
+OF_A_MODEL = "total_steps", "mean", "std", "seconds", "loss"  # what the state of a trained model has
 FROZEN = "encoder.safetensors"  # in the folder of a run whose encoder does not learn
 
 
@@ -92,7 +93,7 @@ def state_of(run: Path) -> dict[str, Any]:
     return {} if newest is None else read_object(newest / STATE)
 
 
-def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(checkpoint: Path, needed: tuple[str, ...] = ()) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors (on the CPU) and the state of a checkpoint; a damaged one is a UserError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -104,7 +105,7 @@ def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         size = (checkpoint / TENSORS).stat().st_size
         if not isinstance(state, dict) or state.get("bytes") != size:
             raise ValueError(f"{TENSORS} has {size} bytes, not what {STATE} says")
-        check_state(state)
+        check_state(state, needed)
         if "sha256" in state and state["sha256"] != sha256(checkpoint / TENSORS):  # 0.1 stored none
             raise ValueError(f"{TENSORS} is not what was written: its SHA-256 differs from that in {STATE}")
         return load_file(checkpoint / TENSORS), state
@@ -159,7 +160,7 @@ def method_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def read_model(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The method's own tensors, with those of a frozen encoder, which a run stores once; and the state."""
-    tensors, state = read(checkpoint)
+    tensors, state = read(checkpoint, OF_A_MODEL)
     own = method_tensors(tensors)
     encoder = _frozen_encoder(checkpoint, state)
     networks = {key.partition(".")[0] for key in own if key.startswith(("online.", "target."))}
@@ -251,8 +252,8 @@ class Writer:
         self.slowest = max(self.slowest, time.monotonic() - start)
 
 
-def check_state(state: dict[str, Any]) -> None:
-    """Raise a ValueError if the numbers that a run goes on with are not there or make no sense."""
+def check_state(state: dict[str, Any], needed: tuple[str, ...] = ()) -> None:
+    """Raise a ValueError if what a run goes on with makes no sense, or lacks what is needed."""
 
     def is_number(value: Any, least: float = -1e15, most: float = 1e15) -> bool:
         return isinstance(value, int | float) and least <= value <= most
@@ -260,6 +261,8 @@ def check_state(state: dict[str, Any]) -> None:
     def is_triple(value: Any, least: float) -> bool:
         return isinstance(value, list) and len(value) == 3 and all(is_number(x, least) for x in value)
 
+    if missing := [key for key in needed if key not in state]:
+        raise ValueError(f"{STATE} lacks {missing[0]!r}")
     step, total = state.get("step"), state.get("total_steps", math.inf)
     if not isinstance(step, int) or not isinstance(total, int | float) or not 0 <= step <= total:
         raise ValueError(f"{STATE} says step {step!r} of {total!r}")
