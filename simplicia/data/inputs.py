@@ -114,7 +114,9 @@ def image_set(
         raise UserError("data is a DataLoader; give its data set, such as loader.dataset")
     if _is_batch(data):
         return _in_8_bits(pixels(data).cpu())
-    samples = _all(data)
+    samples = list(_samples(data))
+    if not samples:
+        raise UserError("data has no images")
     images, labels = [sample.image for sample in samples], [sample.label for sample in samples]
     if all(isinstance(image, str | os.PathLike) for image in images):
         return _from_files(images, labels, _classes(data), size, keep_aspect, progress)
@@ -186,13 +188,6 @@ def _samples(data: Any) -> Iterable[Sample]:
             f"images are a {type(data).__name__}; give tensors, arrays, paths, PIL images or a data set"
         )
     return map(_sample, data)
-
-
-def _all(data: Any) -> list[Sample]:
-    samples = list(_samples(data))
-    if not samples:
-        raise UserError("data has no images")
-    return samples
 
 
 def _sample(item: Any) -> Sample:

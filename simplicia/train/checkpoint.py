@@ -126,8 +126,9 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], source: Pa
         ("has the unknown", tensors.keys() - own.keys()),
     ):
         if keys:
+            some = repr(min(keys)) + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
             raise UserError(
-                f"{source} does not fit this model: it {what} {_some(keys)}; was it made by another recipe?"
+                f"{source} does not fit this model: it {what} {some}; was it made by another recipe?"
             )
     for key, value in own.items():
         if value.shape != tensors[key].shape or value.dtype != tensors[key].dtype:
@@ -297,8 +298,3 @@ def _flush(path: Path, how: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _some(keys: set[str]) -> str:
-    first, *more = sorted(keys)
-    return f"{first!r}" + (f" and {len(more)} more" if more else "")
