@@ -3,7 +3,8 @@
 import difflib
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 # torch raises plain RuntimeErrors when the host, or a device behind another backend, has no memory left
 NO_MEMORY = re.compile(
@@ -117,6 +118,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     if names & {"MemoryError", "OutOfMemoryError"} or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     return isinstance(error, RuntimeError) and NO_MEMORY.search(str(error)) is not None
+
+
+@contextmanager
+def build_errors(what: str) -> Iterator[None]:
+    """Turn the errors of building a model into a UserError; those of memory pass."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"{what} cannot be built: {reason(error)}") from error
 
 
 def is_disk_error(error: BaseException | None) -> bool:

@@ -16,8 +16,6 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from torch import nn
 
 from simplicia import encoders
 from simplicia.devices import seeded
-from simplicia.errors import UserError, printable, reason
+from simplicia.errors import UserError, build_errors, printable, reason
 from simplicia.files import temporary_name, write_errors
 from simplicia.hub import hub_errors
 from simplicia.methods import Method
@@ -121,10 +119,11 @@ def read(folder: Path) -> tuple[Recipe, Method, dict[str, Any]]:
             "save_pretrained wrote, or the name of a model on the hub (user/name)"
         )
     recipe, state = read_yaml(folder / RECIPE), _read_state(folder / STATE)
-    with _build_errors(folder), torch.device("meta"):  # takes no memory, whatever the recipe says
+    model = f"the model in {folder}"
+    with build_errors(model), torch.device("meta"):  # takes no memory, whatever the recipe says
         for part, file in zip(recipe.trunk(), (ENCODER, BOTTLENECK), strict=True):
             _check_tensors(_core(part), folder / file)
-    with _build_errors(folder), seeded(0, torch.device("cpu")):
+    with build_errors(model), seeded(0, torch.device("cpu")):
         encoder, bottleneck = recipe.trunk()
     for part, file in ((encoder, ENCODER), (bottleneck, BOTTLENECK)):
         checkpoint.load_into(_core(part), load_file(folder / file), folder / file)
@@ -281,13 +280,3 @@ def _check_tensors(module: nn.Module, path: Path) -> None:
             raise UserError(
                 f"{path} does not fit its recipe: {printable(key)[:100]} is {given}, and should be {right}"
             )
-
-
-@contextmanager
-def _build_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except (ValueError, TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"the model in {folder} cannot be built: {reason(error)}") from error

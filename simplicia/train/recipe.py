@@ -11,7 +11,7 @@ import torch
 
 from simplicia import bottlenecks, encoders, methods, settings
 from simplicia.data.augmentation import ViewSettings
-from simplicia.errors import UserError, is_out_of_memory, reason, unknown
+from simplicia.errors import UserError, build_errors, reason, unknown
 from simplicia.files import write_text
 from simplicia.settings import Formerly, Range, as_dict, from_dict
 from simplicia.train import checkpoint
@@ -260,7 +260,7 @@ class Recipe:
     def build(self, encoder: torch.nn.Module | None = None) -> methods.Method:
         """The method with its encoder and bottleneck, freshly initialised, or with the ``encoder`` given."""
         has_temperature = "temperature" in bottlenecks.options(self.bottleneck)
-        try:
+        with build_errors("this model"):
             return methods.create(
                 self.method,
                 *self.trunk(encoder),
@@ -269,12 +269,6 @@ class Recipe:
                 self.sem.centred,
                 **methods.converted(self.method, self.options),
             )
-        except UserError:
-            raise
-        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-            if is_out_of_memory(error):
-                raise
-            raise UserError(f"this model cannot be built: {reason(error)}") from error
 
     def trunk(self, given: torch.nn.Module | None = None) -> tuple[Any, Any]:
         """The encoder and the bottleneck, without the method's projector."""
