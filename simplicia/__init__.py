@@ -36,35 +36,16 @@ __all__ = [  # without RunTransformer, which imports scikit-learn
     "usage",
 ]
 
-_MODULES = {  # where names are defined
-    "RunTransformer": "simplicia.estimator",
-    "SimNorm": "simplicia.sem",
-    "SimplicialEmbedding": "simplicia.sem",
-    "dry_run": "simplicia.api",
-    "entropy": "simplicia.sem",
-    "from_pretrained": "simplicia.run",
-    "load": "simplicia.run",
-    "load_classifier": "simplicia.run",
-    "pack": "simplicia.sem",
-    "pretrain": "simplicia.api",
-    "simplicial": "simplicia.sem",
-    "unpack": "simplicia.sem",
-    "usage": "simplicia.sem",
+_NAMES = {  # by the module that defines them
+    "api": "dry_run pretrain",
+    "estimator": "RunTransformer",
+    "run": "from_pretrained load load_classifier",
+    "sem": "SimNorm SimplicialEmbedding entropy pack simplicial unpack usage",
 }
+_MODULES = {name: f"simplicia.{module}" for module, names in _NAMES.items() for name in names.split()}
 _SUBMODULES = (
-    *(
-        "analyze",
-        "bottlenecks",
-        "codes",
-        "data",
-        "encoders",
-        "estimator",
-        "evaluate",
-        "export",
-        "layers",
-        "losses",
-    ),
-    *("methods", "run", "sem", "train"),
+    *("analyze", "bottlenecks", "codes", "data", "encoders", "estimator", "evaluate", "export", "layers"),
+    *("losses", "methods", "run", "sem", "train"),
 )
 
 

@@ -4,13 +4,12 @@ A file is safetensors with JSON in its header. A linear probe in the ``results``
 trained and takes the encoder from the run; a fine-tuned classifier, and any file elsewhere, holds everything.
 """
 
-import copy
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,42 +18,21 @@ from torch import Tensor, nn
 
 from simplicia import encoders
 from simplicia.data import inputs
-from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.devices import choose, seeded
-from simplicia.errors import UserError
-from simplicia.export import PROGRAMS, WRITERS
+from simplicia.errors import UserError, reason
+from simplicia.export import PROGRAMS, WRITERS, Program
 from simplicia.files import write_file
 from simplicia.provenance import commit
 from simplicia.representation import LAYERS, represent
 from simplicia.result import Record
 from simplicia.settings import as_dict, from_dict
+from simplicia.tensors import to_bytes
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe
 from simplicia.version import __version__
 
 KEY = "simplicia-classifier"  # of the JSON in a file's header
 SUFFIX = ".safetensors"
-
-
-class Preprocessing(NamedTuple):
-    """From images of any kind to what an encoder sees."""
-
-    decode_size: int
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def of(cls, run: Any) -> "Preprocessing":
-        """That of a run."""
-        mean, std = (tuple(run.state[name]) for name in ("mean", "std"))
-        return cls(run.recipe.actual_decode_size, run.recipe.image_size, mean, std)
-
-    def __call__(self, images: Any, device: torch.device) -> Tensor:
-        size, (mean, std) = self.decode_size, (self.mean, self.std)
-        batches = inputs.batches(images, size, 2**20)
-        squares = (center_crop(batch.to(device), size) for batch in batches)
-        return torch.cat([eval_view(x, self.image_size, mean, std) for x in squares])  # type: ignore[arg-type]
 
 
 @dataclass
@@ -118,24 +96,6 @@ class Scorer(nn.Module):
         return x @ self.weight + self.bias
 
 
-class Program(nn.Module):
-    """A classifier from pixels in 0..1 to probabilities, to be exported."""
-
-    layer = "probabilities"
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, model: Scorer, mean: Sequence[float], std: Sequence[float]):
-        super().__init__()
-        self.model = copy.deepcopy(model)
-        for name, values in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(values)[:, None, None])
-        self.cpu().eval().requires_grad_(False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model((images.to(torch.float32) - self.mean) / self.std).softmax(1)
-
-
 class Classifier:
     """Classifies images, with scikit-learn's methods; ``classes_`` are the names of the classes.
 
@@ -149,9 +109,6 @@ class Classifier:
 
     def __init__(self, model: Scorer, about: About, run: Any = None):
         self.model, self.about, self.run = model.eval(), about, run
-        self.preprocessing = Preprocessing(
-            about.decode_size, about.image_size, tuple(about.mean), tuple(about.std)
-        )
         self.classes_ = np.array(about.classes)
 
     def __repr__(self) -> str:
@@ -178,8 +135,10 @@ class Classifier:
         True
         """
         self.model.to(self.device)  # the run may have moved
-        batches = inputs.batches(images, self.preprocessing.decode_size, batch_size)
-        scores = (self.model(self.preprocessing(batch, self.device)) for batch in batches)
+        about, device = self.about, self.device
+        sizes, statistics = (about.decode_size, about.image_size), (about.mean, about.std)
+        batches = inputs.batches(images, about.decode_size, batch_size)
+        scores = (self.model(inputs.eval_views(x, *sizes, *statistics, device)) for x in batches)
         return torch.cat([x.softmax(1).cpu() for x in scores]).numpy()
 
     def predict(self, images: Any, batch_size: int = 256) -> np.ndarray:
@@ -225,11 +184,7 @@ class Classifier:
         about, tensors = self.about, dict(self.model.state_dict())
         if self.about.kind == "probe" and in_run:
             about, tensors = about.replace(recipe=None), {name: tensors[name] for name in ("weight", "bias")}
-        from safetensors.torch import save
-
-        copies = {name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}
-        content = save(copies, {"format": "pt", KEY: json.dumps(about.to_json())})
-        return write_file(path, content, "the classifier")
+        return write_file(path, to_bytes(tensors, about.to_json(), KEY), "the classifier")
 
     def export(self, path: str | Path) -> Path:
         """Write the encoder and the classifier as one program, .pt2 or .onnx, from pixels to probabilities.
@@ -244,7 +199,8 @@ class Classifier:
             raise UserError(
                 f"{path} ends in {path.suffix!r}; a classifier's export ends in {', '.join(PROGRAMS)}"
             )
-        program: Any = Program(self.model, self.about.mean, self.about.std)
+        network = nn.Sequential(self.model, nn.Softmax(1))
+        program = Program(network, "probabilities", self.about.mean, self.about.std)
         said = self.about.replace(recipe=None).to_json()
         return write_file(path, WRITERS[path.suffix](program, said), "the export")
 
@@ -258,24 +214,24 @@ def make(
     accuracy: float | None = None,
 ) -> Classifier:
     """A classifier trained on a run."""
-    seen = Preprocessing.of(run)
+    recipe, state = run.recipe, run.state
     about = About(
-        kind,
-        list(classes),
-        model.layer,
-        network,
-        run.recipe.name,
-        run.step,
-        list(seen.mean),
-        list(seen.std),
-        seen.decode_size,
-        seen.image_size,
-        model.temperature,
-        run.state.get("id"),
-        accuracy,
-        as_dict(run.recipe),
-        __version__,
-        commit(),
+        kind=kind,
+        classes=list(classes),
+        layer=model.layer,
+        network=network,
+        run=recipe.name,
+        run_step=run.step,
+        mean=list(state["mean"]),
+        std=list(state["std"]),
+        decode_size=recipe.actual_decode_size,
+        image_size=recipe.image_size,
+        temperature=model.temperature,
+        run_id=state.get("id"),
+        accuracy=accuracy,
+        recipe=as_dict(recipe),
+        simplicia=__version__,
+        commit=commit(),
     )
     return Classifier(model, about, run)
 
@@ -304,8 +260,7 @@ def read(path: Path) -> tuple[About, dict[str, Tensor]]:
         ):
             raise ValueError(f"its weight is {shape}, and it has {len(about.classes)} classes")
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} cannot be read as a classifier: {reason}") from error
+        raise UserError(f"{path} cannot be read as a classifier: {reason(error)}") from error
     return about, tensors
 
 
@@ -336,9 +291,7 @@ def build(
             trunk = recipe.trunk(encoder)
         model = Scorer(*trunk, about.layer, about.temperature, *_head(tensors))
     except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"{path} cannot be read as a classifier: {' '.join(str(error).split())[:300]}"
-        ) from error
+        raise UserError(f"{path} cannot be read as a classifier: {reason(error)}") from error
     checkpoint.load_into(model, tensors, path)
     return _tried(Classifier(model, about, run), path)
 
@@ -376,8 +329,7 @@ def _tried(classifier: Classifier, path: Path) -> Classifier:
         with torch.no_grad():
             scores = classifier.model(torch.zeros(1, 3, size, size, device=classifier.device))
     except (RuntimeError, ValueError, AttributeError, AssertionError, TypeError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path} does not fit its encoder: {why}") from error
+        raise UserError(f"{path} does not fit its encoder: {reason(error)}") from error
     if not math.isfinite(scores.sum().item()):
         raise UserError(f"{path} gives scores that are not finite; its training diverged")
     return classifier

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from simplicia.errors import UserError, unknown
+from simplicia.errors import UserError, is_out_of_memory, reason, unknown
 from simplicia.layers import activate
 
 _RESNETS: dict[str, dict] = {
@@ -86,28 +86,49 @@ def create(
     return _OtherEncoder(model, int(width))
 
 
+def create_sized(name: str, size: int, **options: Any) -> tuple[nn.Module, dict[str, int]]:
+    """Build a timm model for images of a size, and return what said so: nothing if it takes any size.
+
+    >>> create_sized("timm/resnet18", 64)[1]
+    {}
+    """
+    try:  # transformers are built for a size
+        return create(name, img_size=size, **options), {"img_size": size}
+    except TypeError:
+        return create(name, **options), {}
+
+
 def wrap(module: nn.Module, size: int) -> nn.Module:
     """A copy of any module that maps images (N, 3, size, size) to (N, features), as an encoder.
 
     >>> wrap(nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16)), 8).out_features
     16
     """
-    given = "the encoder"
     module = copy.deepcopy(module).cpu()
+    return _OtherEncoder(module, width_of(module, size, "the encoder"))
+
+
+def width_of(module: nn.Module, size: int, name: str, what: str = "images") -> int:
+    """How many features a module gives of an image; a UserError with its name if it takes no such images.
+
+    >>> width_of(create("tiny"), 32, "the encoder")
+    128
+    """
     trained = module.training
     try:
         with torch.no_grad():
             features = module.eval()(torch.zeros(2, 3, size, size))
     except Exception as error:  # the user's own code
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{given} takes no images (N, 3, {size}, {size}): {why}") from error
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"{name} takes no {what} of {size} pixels: {reason(error)}") from error
     finally:
         module.train(trained)
     shape = tuple(getattr(features, "shape", ()))
     if len(shape) != 2 or shape[0] != 2:
-        what = f"shape {shape}" if shape else f"type {type(features).__name__}"
-        raise UserError(f"{given} gives features of {what} for 2 images; they must be (N, features)")
-    return _OtherEncoder(module, shape[1])
+        given = f"shape {shape}" if shape else f"type {type(features).__name__}"
+        raise UserError(f"{name} gives features of {given} for 2 images; they must be (N, features)")
+    return shape[1]
 
 
 class ResNet(nn.Module):

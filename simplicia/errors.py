@@ -3,7 +3,8 @@
 import difflib
 import errno
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 # torch raises plain RuntimeErrors when the host, or a device behind another backend, has no memory left, and
 # Python raises one for a thread and an ImportError for a library
@@ -76,6 +77,15 @@ def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> 
     return UserError(f"unknown {kind} {name!r}; {hint}")
 
 
+def reason(error: BaseException) -> str:
+    """What an error says, in one line; its type if it says nothing.
+
+    >>> reason(KeyError()), reason(ValueError("two\\nlines"))
+    ('KeyError', 'two lines')
+    """
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def printable(text: object) -> str:
     """Escape what a file name could do to a terminal: control characters, forged lines, lone surrogates."""
     return UNSAFE.sub(lambda match: ascii(match.group())[1:-1], str(text))
@@ -111,6 +121,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     if names & {"MemoryError", "OutOfMemoryError"} or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     return isinstance(error, RuntimeError | ImportError) and NO_MEMORY.search(str(error)) is not None
+
+
+@contextmanager
+def build_errors(what: str) -> Iterator[None]:
+    """Turn the errors of building a model into a UserError; those of memory pass."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"{what} cannot be built: {reason(error)}") from error
 
 
 def is_disk_error(error: BaseException | None) -> bool:

@@ -10,7 +10,7 @@ Programs take RGB images (N, 3, size, size) from 0 to 1, for any N, and normalis
 import copy
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +20,42 @@ from torch import Tensor, nn
 from simplicia.encoders import NOT_THEIRS
 from simplicia.errors import UserError, spoken
 from simplicia.files import write_file
+from simplicia.methods.base import Network
 from simplicia.progress import say
 from simplicia.provenance import commit
 from simplicia.representation import represent
+from simplicia.sem import Temperature
+from simplicia.tensors import to_bytes
 
 
-class Exported(nn.Module):
-    """A run from pixels to a layer, apart from the rest of it."""
+class Program(nn.Module):
+    """From pixels in 0..1 to the output of a network that sees normalised images, in a copy of its own."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, run: Any, layer: str, temperature: float | None = None, network: str = "online"):
+    def __init__(self, network: nn.Module, layer: str, mean: Sequence[float], std: Sequence[float]):
         super().__init__()
-        net = run.network(network)
-        self.layer, self.temperature = layer, temperature
-        self.encoder = copy.deepcopy(net.encoder)
-        self.bottleneck: Any = None if layer == "encoder" else copy.deepcopy(net.bottleneck)
-        for name in ("mean", "std"):
-            self.register_buffer(name, torch.tensor(run.state[name])[:, None, None])
+        self.network, self.layer = copy.deepcopy(network), layer
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None])
         self.cpu().eval().requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
         images = images.to(torch.float32)  # an exported program insists on the type it was traced with
-        features = self.encoder((images - self.mean) / self.std)
-        return represent(self, features, self.layer, self.temperature)  # type: ignore[arg-type]
+        return self.network((images - self.mean) / self.std)
+
+
+class Layer(nn.Module):
+    """Normalised images to one layer of a network."""
+
+    def __init__(self, network: Network, layer: str, temperature: Temperature | None):
+        super().__init__()
+        self.encoder, self.layer, self.temperature = network.encoder, layer, temperature
+        self.bottleneck: Any = None if layer == "encoder" else network.bottleneck
+
+    def forward(self, images: Tensor) -> Tensor:
+        return represent(self, self.encoder(images), self.layer, self.temperature)  # type: ignore[arg-type]
 
 
 def export(
@@ -73,11 +84,12 @@ def export(
                 f"{path.name} can hold the encoder's weights only; layer {layer!r} takes .pt2 or .onnx"
             )
     layer = run.check_layer(layer, temperature)
-    model = Exported(run, layer, None if temperature is None else float(temperature), network)
-    return write_file(path, WRITERS[path.suffix](model, about(run, model, network)), "the export")
+    model = Layer(run.network(network), layer, None if temperature is None else float(temperature))
+    program = Program(model, layer, run.state["mean"], run.state["std"])
+    return write_file(path, WRITERS[path.suffix](program, about(run, model, network)), "the export")
 
 
-def about(run: Any, model: Exported, network: str) -> dict[str, Any]:
+def about(run: Any, model: Layer, network: str) -> dict[str, Any]:
     """What a file says about itself."""
     recipe, bottleneck = run.recipe, model.bottleneck
     temperature = getattr(bottleneck, "temperature", None) if model.temperature is None else model.temperature
@@ -100,45 +112,41 @@ def about(run: Any, model: Exported, network: str) -> dict[str, Any]:
     }
 
 
-def _weights(model: Exported, said: dict[str, Any]) -> bytes:
-    from safetensors.torch import save
-
-    tensors = {name.removeprefix("model."): value for name, value in model.encoder.state_dict().items()}
-    return save(tensors, {"format": "pt", "simplicia": json.dumps(said)})
+def _weights(program: Program, said: dict[str, Any]) -> bytes:
+    encoder: Any = program.network.encoder
+    return to_bytes({name.removeprefix("model."): x for name, x in encoder.state_dict().items()}, said)
 
 
-def _program(model: Exported, said: dict[str, Any]) -> bytes:
+def _pt2(program: Program, said: dict[str, Any]) -> bytes:
     content = io.BytesIO()  # given a file, torch ends the process where the disk is full
-    torch.export.save(_traced(model, said), content, extra_files={"simplicia.json": json.dumps(said)})
+    torch.export.save(_traced(program, said), content, extra_files={"simplicia.json": json.dumps(said)})
     return content.getvalue()
 
 
-def _onnx(model: Exported, said: dict[str, Any]) -> bytes:
+def _onnx(program: Program, said: dict[str, Any]) -> bytes:
     try:
         import onnxscript  # noqa: F401  (torch's exporter needs it)
     except ImportError:
         raise UserError(
             "ONNX files need onnx and onnxscript, which are not installed: pip install 'simplicia[onnx]'"
         ) from None
-    traced, inputs, outputs = _traced(model, said), ["images"], [model.layer]
-    program: Any = torch.onnx.export(
-        traced, input_names=inputs, output_names=outputs, dynamo=True, verbose=False
-    )
-    program.model.metadata_props["simplicia"] = json.dumps(said)
-    return program.model_proto.SerializeToString()
+    names: Any = {"input_names": ["images"], "output_names": [program.layer]}
+    written: Any = torch.onnx.export(_traced(program, said), **names, dynamo=True, verbose=False)
+    written.model.metadata_props["simplicia"] = json.dumps(said)
+    return written.model_proto.SerializeToString()
 
 
-def _traced(model: Exported, said: dict[str, Any]) -> torch.export.ExportedProgram:
-    """The model's program for any number of images."""
+def _traced(program: Program, said: dict[str, Any]) -> torch.export.ExportedProgram:
+    """The program traced for any number of images."""
     images = torch.zeros(2, 3, said["image_size"], said["image_size"])
     return torch.export.export(
-        model, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}}
+        program, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch", min=1)}}
     )
 
 
-WRITERS: dict[str, Callable[[Exported, dict[str, Any]], bytes]] = {
+WRITERS: dict[str, Callable[[Program, dict[str, Any]], bytes]] = {
     ".safetensors": _weights,
-    ".pt2": _program,
+    ".pt2": _pt2,
     ".onnx": _onnx,
 }
 PROGRAMS = (".pt2", ".onnx")  # which go from pixels to an output

@@ -1,7 +1,9 @@
-"""Atomic writes, and locks."""
+"""Atomic writes, locks, and the cache."""
 
 import errno
 import glob
+import hashlib
+import json
 import os
 import platform
 import secrets
@@ -34,6 +36,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, in UTF-8."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def temporary_name(path: Path) -> Path:
@@ -91,6 +99,32 @@ def write_file(path: Path, content: bytes, what: str) -> Path:
         with atomic_write(path) as temporary:
             temporary.write_bytes(content)
     return path
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one if the file is missing, damaged or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def chosen_cache() -> Path | None:
+    """The folder that SIMPLICIA_CACHE names, if it names one."""
+    given = os.environ.get("SIMPLICIA_CACHE")
+    return Path(given).expanduser() if given else None
+
+
+def cache_folder() -> Path:
+    """That folder, or by default ~/.cache/simplicia."""
+    return chosen_cache() or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "simplicia"
 
 
 def reserve(file: Any, size: int) -> None:

@@ -9,7 +9,6 @@ or in the run's, and are mapped into memory. The encoder's weights are stored on
 import dataclasses
 import hashlib
 import json
-import os
 import time
 from contextlib import closing, suppress
 from pathlib import Path
@@ -25,11 +24,12 @@ from simplicia.data.cached_features import Frozen
 from simplicia.data.datasets import ImageSet
 from simplicia.data.loaders import mix_seed
 from simplicia.devices import seeded
-from simplicia.errors import UserError
-from simplicia.files import atomic_write, reserve, write_errors
+from simplicia.errors import UserError, reason
+from simplicia.files import atomic_write, chosen_cache, reserve, write_errors, write_text
 from simplicia.hub import hub_errors
 from simplicia.progress import Progress, say
 from simplicia.settings import as_dict
+from simplicia.tensors import read_header
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml
 from simplicia.train.run_dir import fingerprint
@@ -98,9 +98,7 @@ def prepare(
     names = ("encoder", "image_size", "view_size", "views", "frozen_views", "seed", "keep_aspect")
     chosen = {name: as_dict(recipe)[name] for name in names} | {"statistics": statistics}
     digest.update(json.dumps(chosen, sort_keys=True).encode())
-    cache = os.environ.get("SIMPLICIA_CACHE")
-    parent = Path(cache).expanduser() if cache else path / ".features"
-    folder = parent / f"{digest.hexdigest()[:32]}.features"
+    folder = (chosen_cache() or path / ".features") / f"{digest.hexdigest()[:32]}.features"
     with write_errors("features", folder):
         stored, extraction = _extract(recipe, encoder, images, statistics, folder, device, quiet)
     say([_describe(extraction)], quiet)
@@ -156,8 +154,7 @@ def _extract(
     result = {"images": len(images), "views": recipe.frozen_views, "device": str(device)}
     result |= {"computed": computed, "seconds": seconds}
     result["images_per_s"] = computed / seconds if computed else 0.0
-    with atomic_write(about) as temporary:
-        temporary.write_text(json.dumps(result))
+    write_text(about, json.dumps(result))
     for part in parts:
         part.unlink()
     return np.load(final, mmap_mode="c", allow_pickle=False), result
@@ -206,18 +203,13 @@ def _encoder(
 ) -> tuple[nn.Module, tuple[Triple, Triple]]:
     """The encoder with its weights, and the normalisation they were trained with."""
     encoder: nn.Module
-    if newest is not None:  # of a run that is resumed: the weights may be gone from where they were
-        state = checkpoint.read(newest)[1]
-        encoder = recipe.trunk()[0]
-        checkpoint.load_into(encoder, checkpoint.frozen_encoder(newest, state), newest)
-        return encoder, (tuple(state["mean"]), tuple(state["std"]))
-    if recipe.encoder_weights == PRETRAINED:
+    if newest is None and recipe.encoder_weights == PRETRAINED:
         encoder, cfg = _from_timm(recipe, {}), _timm_cfg(recipe.encoder)
         return encoder, (tuple(cfg["mean"]), tuple(cfg["std"]))
-    if recipe.encoder_weights is None:
-        source = checkpoint.newest_of(str(recipe.init))
-        tensors, state = checkpoint.read(source)
-        model = checkpoint.model_tensors(source, tensors, state)
+    if newest is not None or recipe.encoder_weights is None:
+        # a run that is resumed has its own copy: the weights may be gone from where they were
+        source = newest or checkpoint.newest_of(str(recipe.init))
+        model, state = checkpoint.read_model(source)
         prefix = "online.encoder."
         encoder = recipe.trunk()[0]
         own = {k.removeprefix(prefix): v for k, v in model.items() if k.startswith(prefix)}
@@ -247,13 +239,11 @@ def _from_timm(recipe: Recipe, overlay: dict[str, Any]) -> nn.Module:
     options: dict[str, Any] = {"pretrained_cfg_overlay": overlay} if overlay else {}
     with hub_errors("fetched from", f"the weights of {recipe.encoder}", instead):
         try:
-            try:  # transformers are built for a size of image
-                return encoders.create(recipe.encoder, pretrained=True, img_size=recipe.image_size, **options)
-            except TypeError:
-                return encoders.create(recipe.encoder, pretrained=True, **options)
+            return encoders.create_sized(recipe.encoder, recipe.image_size, pretrained=True, **options)[0]
         except (RuntimeError, AssertionError) as error:
-            why = " ".join(str(error).split())[:300]
-            raise UserError(f"encoder {recipe.encoder!r} cannot be built with its weights: {why}") from error
+            raise UserError(
+                f"encoder {recipe.encoder!r} cannot be built with its weights: {reason(error)}"
+            ) from error
 
 
 def _timm_cfg(name: str) -> dict[str, Any]:
@@ -272,14 +262,11 @@ def _check_names(recipe: Recipe, file: Path) -> None:
 
     timm itself loads such a file, resampling position embeddings; it would not say what is missing.
     """
-    from safetensors import safe_open
-
     with torch.device("meta"):
         own = {key.removeprefix("model.") for key in recipe.trunk()[0].state_dict()}
     classifier = _timm_cfg(recipe.encoder).get("classifier") or ()
     heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-    with safe_open(file, "pt") as opened:
-        found = {key for key in opened.keys() if not key.startswith(tuple(f"{h}." for h in heads))}  # noqa: SIM118
+    found = {key for key in read_header(file)[1] if not key.startswith(tuple(f"{h}." for h in heads))}
     for what, keys in (("lacks", own - found), ("has the unknown", found - own)):
         if keys:
             raise UserError(f"{file} does not fit encoder {recipe.encoder!r}: it {what} {sorted(keys)[0]!r}")
@@ -287,15 +274,9 @@ def _check_names(recipe: Recipe, file: Path) -> None:
 
 def _about(file: Path) -> dict[str, Any]:
     """What a file of weights says about itself; empty unless Simplicia wrote it."""
-    from safetensors import SafetensorError, safe_open
-
     if file.suffix != ".safetensors" or not file.is_file():
         raise UserError(f"encoder_weights is {str(file)!r}; it must be a .safetensors file, or 'pretrained'")
-    try:
-        with safe_open(file, "pt") as opened:
-            about = json.loads((opened.metadata() or {}).get("simplicia", "{}"))
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise UserError(f"{file} cannot be read as safetensors: {str(error).splitlines()[0]}") from error
+    about, _ = read_header(file)
     kinds = {"encoder": str, "stem": str, "image_size": int, "mean": list, "std": list}
     known = {
         k: about[k] for k, kind in kinds.items() if isinstance(about, dict) and isinstance(about.get(k), kind)

@@ -16,8 +16,6 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +24,13 @@ from torch import nn
 
 from simplicia import encoders
 from simplicia.devices import seeded
-from simplicia.errors import UserError, printable
+from simplicia.errors import UserError, build_errors, printable, reason
 from simplicia.files import temporary_name, write_errors
 from simplicia.hub import hub_errors
 from simplicia.methods import Method
 from simplicia.progress import say
 from simplicia.result import read_results
+from simplicia.tensors import read_header, to_bytes
 from simplicia.train import checkpoint
 from simplicia.train.recipe import Recipe, read_yaml, write_yaml
 from simplicia.version import __version__
@@ -120,10 +119,11 @@ def read(folder: Path) -> tuple[Recipe, Method, dict[str, Any]]:
             "save_pretrained wrote, or the name of a model on the hub (user/name)"
         )
     recipe, state = read_yaml(folder / RECIPE), _read_state(folder / STATE)
-    with _build_errors(folder), torch.device("meta"):  # takes no memory, whatever the recipe says
+    model = f"the model in {folder}"
+    with build_errors(model), torch.device("meta"):  # takes no memory, whatever the recipe says
         for part, file in zip(recipe.trunk(), (ENCODER, BOTTLENECK), strict=True):
             _check_tensors(_core(part), folder / file)
-    with _build_errors(folder), seeded(0, torch.device("cpu")):
+    with build_errors(model), seeded(0, torch.device("cpu")):
         encoder, bottleneck = recipe.trunk()
     for part, file in ((encoder, ENCODER), (bottleneck, BOTTLENECK)):
         checkpoint.load_into(_core(part), load_file(folder / file), folder / file)
@@ -138,7 +138,9 @@ def timm_config(recipe: Recipe, state: dict[str, Any], encoder: nn.Module) -> di
     is_ours = recipe.encoder in encoders.names()
     if not timm.is_model(name.split(".")[0]) or (is_ours and recipe.stem != "imagenet"):
         return None
-    model, options = _on_meta(name, recipe.image_size)
+    with torch.device("meta"):
+        built, options = encoders.create_sized(f"timm/{name}", recipe.image_size)
+    model: Any = _core(built)
     shapes = {key: value.shape for key, value in _core(encoder).state_dict().items()}
     if shapes != {key: value.shape for key, value in model.state_dict().items()}:
         return None
@@ -152,31 +154,17 @@ def timm_config(recipe: Recipe, state: dict[str, Any], encoder: nn.Module) -> di
     return {**config, "model_args": options, "pretrained_cfg": about}
 
 
-def _on_meta(name: str, size: int) -> tuple[Any, dict[str, Any]]:
-    """A timm model without memory, and the options that build it."""
-    import timm
-
-    with torch.device("meta"):
-        try:
-            return timm.create_model(name, num_classes=0, img_size=size), {"img_size": size}
-        except TypeError:  # convolutional networks take any size
-            return timm.create_model(name, num_classes=0), {}
-
-
 def _core(module: nn.Module) -> nn.Module:
     """A timm model without our wrapper, whose name would precede those of its weights."""
     return getattr(module, "model", module)
 
 
 def _write(run: Any, folder: Path, network: str) -> None:
-    from safetensors.torch import save
-
     net, recipe = run.network(network), run.recipe
     about = {name: getattr(recipe, name) for name in ("encoder", "stem", "image_size")}
     about |= {name: list(run.state[name]) for name in ("mean", "std")}  # as in exported weights
     for part, file in ((net.encoder, ENCODER), (net.bottleneck, BOTTLENECK)):
-        tensors = {key: value.cpu().contiguous() for key, value in _core(part).state_dict().items()}
-        (folder / file).write_bytes(save(tensors, {"format": "pt", "simplicia": json.dumps(about)}))
+        (folder / file).write_bytes(to_bytes(_core(part).state_dict(), about))
     write_yaml(_without_folders(recipe), folder / RECIPE)
     state = {key: run.state[key] for key in KEPT if key in run.state}
     state |= {"simplicia": __version__, "network": network}
@@ -273,41 +261,22 @@ def _read_state(path: Path) -> dict[str, Any]:
         state = json.loads(text)
         if not isinstance(state, dict):
             raise ValueError(f"it is a {type(state).__name__}, not an object")
-        checkpoint.check_state(state)
-        if missing := {"total_steps", "mean", "std", "seconds", "loss"} - state.keys():
-            raise ValueError(f"it lacks {sorted(missing)[0]!r}")
+        checkpoint.check_state(state, checkpoint.OF_A_MODEL)
         classes = state.get("classes", [])
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ValueError("its classes are not a list of names")
         return state
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
 
 
 def _check_tensors(module: nn.Module, path: Path) -> None:
     """A UserError unless the file has exactly the module's tensors, by its header alone."""
-    from safetensors import SafetensorError, safe_open
-
     wanted = {key: list(value.shape) for key, value in module.state_dict().items()}
-    try:
-        with safe_open(path, "pt") as file:
-            found = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {str(error).splitlines()[0]}") from error
+    _, found = read_header(path)
     for key in sorted(wanted.keys() | found.keys()):
         if wanted.get(key) != found.get(key):
             given, right = (f"of shape {s[key]}" if key in s else "absent" for s in (found, wanted))
             raise UserError(
                 f"{path} does not fit its recipe: {printable(key)[:100]} is {given}, and should be {right}"
             )
-
-
-@contextmanager
-def _build_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except (ValueError, TypeError, RuntimeError, AssertionError, NotImplementedError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise UserError(f"the model in {folder} cannot be built: {why}") from error

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from simplicia.errors import UserError
+from simplicia.errors import UserError, reason
 from simplicia.files import write_file
 
 LARGEST = 1e300  # arithmetic with larger numbers overflows
@@ -264,7 +264,7 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read as a result: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} cannot be read as a result: {reason(error)}") from error
 
 
 def _field_names(cls: type) -> tuple[str, ...]:

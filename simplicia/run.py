@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from simplicia import bottlenecks, classifier, pretrained
-from simplicia.classifier import Classifier, Preprocessing
+from simplicia.classifier import Classifier
 from simplicia.data import inputs
 from simplicia.devices import choose, seeded
 from simplicia.errors import UserError, unknown
@@ -197,7 +197,9 @@ class Run:
         >>> run.view(images).shape
         torch.Size([4, 3, 16, 16])
         """
-        return Preprocessing.of(self)(images, self.device)
+        recipe, state = self.recipe, self.state
+        sizes = recipe.actual_decode_size, recipe.image_size
+        return inputs.eval_views(images, *sizes, state["mean"], state["std"], self.device)
 
     def classifier(self, name: str | None = None) -> Classifier:
         """A classifier that ``simplicia probe``, ``finetune`` or ``semi`` saved with the run.
@@ -233,13 +235,10 @@ def load(path: str | Path, device: str = "auto", encoder: nn.Module | None = Non
         return from_pretrained(path, device)
     path, newest = Path(path), checkpoint.newest_of(path)
     recipe = read_yaml(path / "recipe.yaml")
-    tensors, state = checkpoint.read(newest)
-    for key in ("total_steps", "mean", "std", "seconds", "loss"):
-        if key not in state:
-            raise UserError(f"checkpoint {newest} is damaged (state.json lacks {key!r})")
+    tensors, state = checkpoint.read_model(newest)
     with seeded(0, torch.device("cpu")):  # initial weights, which are replaced
         method = recipe.build(encoder)
-    checkpoint.load_into(method, checkpoint.model_tensors(newest, tensors, state), newest)
+    checkpoint.load_into(method, tensors, newest)
     return Run(path, recipe, method.to(choose(device)), state)
 
 

@@ -24,40 +24,24 @@ from simplicia.errors import UserError, unknown
 T = TypeVar("T")
 Entry = TypeVar("Entry")
 LARGEST_COUNT, LARGEST_NUMBER = 2**31 - 1, 1e30  # products of larger ones overflow int64 or float32
-# names in other tools, and the last part of the setting's name here
-SYNONYMS = {
-    "learning-rate": "lr",
-    "base-lr": "lr",
-    "wd": "weight-decay",
-    "tau": "temperature",
-    "n": "epochs",
-    "e": "epochs",
-    "num-epochs": "epochs",
-    "max-epochs": "epochs",
-    "b": "batch-size",
-    "bs": "batch-size",
-    "batch": "batch-size",
-    "o": "out",
-    "output": "out",
-    "output-dir": "out",
-    "d": "data",
-    "dataset": "data",
-    "l": "simplices",
-    "num-simplices": "simplices",
-    "v": "vertices",
-    "num-vertices": "vertices",
-    "arch": "encoder",
-    "model": "encoder",
-    "backbone": "encoder",
-    "opt": "optim.name",
-    "optimizer": "optim.name",
-    "optimiser": "optim.name",
-    "resolution": "image-size",
-    "img-size": "image-size",
-    "gpu": "device",
-    "gpus": "device",
-    "warmup": "warmup-epochs",
+# names in other tools, by the last part of the setting's name here
+_NAMES_ELSEWHERE = {
+    "lr": "learning-rate base-lr",
+    "weight-decay": "wd",
+    "temperature": "tau",
+    "epochs": "n e num-epochs max-epochs",
+    "batch-size": "b bs batch",
+    "out": "o output output-dir",
+    "data": "d dataset",
+    "simplices": "l num-simplices",
+    "vertices": "v num-vertices",
+    "encoder": "arch model backbone",
+    "optim.name": "opt optimizer optimiser",
+    "image-size": "resolution img-size",
+    "device": "gpu gpus",
+    "warmup-epochs": "warmup",
 }
+SYNONYMS = {other: name for name, others in _NAMES_ELSEWHERE.items() for other in others.split()}
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 

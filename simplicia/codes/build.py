@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +14,7 @@ import torch
 
 from simplicia.codes.bits import dtype_of
 from simplicia.codes.store import SIDE, About, Model, Table, read
-from simplicia.data.decoding import explain
+from simplicia.data.decoding import THREADS, attempt, explain, read_ahead
 from simplicia.data.folder import EXTENSIONS, list_images
 from simplicia.errors import UserError
 from simplicia.progress import Progress
@@ -111,9 +109,9 @@ def encode_files(
     left = [file for file in files if (file.name, *file.stamp) not in done]
     skipped: list[tuple[str, str]] = []
     rows: list[tuple[File, Seen, np.ndarray]] = []
-    saved, count = time.monotonic(), len(files) - len(left)
+    saved, count, size = time.monotonic(), len(files) - len(left), run.recipe.actual_decode_size
     with closing(Progress("encoding", len(files), count, quiet)) as bar:
-        for batch in _read(left, run.recipe.actual_decode_size):
+        for batch in read_ahead(lambda file: (file, attempt(see, file.path, size)), left, BATCH, THREADS):
             count += len(batch)
             good = []
             for file, seen in batch:
@@ -146,32 +144,15 @@ def _table(about: About, rows: list[tuple[File, Seen, np.ndarray]]) -> Table:
     )
 
 
-def _read(files: Sequence[File], size: int) -> Iterator[list[tuple[File, Seen | Exception]]]:
-    """Files in batches, each read while the one before it is encoded."""
-    threads = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))
-    try:
-        ahead: list[tuple[File, Future[Seen | Exception]]] = []
-        for start in range(0, len(files) + BATCH, BATCH):
-            batch = files[start : start + BATCH]
-            now, ahead = ahead, [(file, threads.submit(see, file.path, size)) for file in batch]
-            if now:
-                yield [(file, future.result()) for file, future in now]
-    finally:
-        threads.shutdown(cancel_futures=True)
-
-
-def see(path: Path, size: int) -> Seen | Exception:
-    """Read a file; an error is returned, not raised."""
+def see(path: Path, size: int) -> Seen:
+    """Read a file."""
     from simplicia.data.image_files import Image, decode
 
-    try:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
-        pixels, _ = decode(path, size)
-        grey = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-        return Seen(pixels.transpose(2, 0, 1), np.asarray(grey).reshape(-1), content)
-    except Exception as error:  # Pillow raises nearly every exception there is
-        return error
+    with path.open("rb") as file:
+        content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+    pixels, _ = decode(path, size)
+    grey = Image.fromarray(pixels).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return Seen(pixels.transpose(2, 0, 1), np.asarray(grey).reshape(-1), content)
 
 
 @torch.no_grad()

@@ -82,8 +82,9 @@ def remove(names: Iterable[str], path: Path) -> int:
         for name in names:
             file = Path(name).resolve()  # the name may be the path of a file
             inside = file.relative_to(folder) if file.is_relative_to(folder) else file
-            wanted = name.rstrip("/"), inside.as_posix()
-            below = [i for i, other in enumerate(known) if name and _is_below(other, wanted)]
+            wanted = {name.rstrip("/"), inside.as_posix()} if name else set()
+            folders = tuple(f"{each}/" for each in wanted)
+            below = [i for i, other in enumerate(known) if other in wanted or other.startswith(folders)]
             if not below:
                 raise UserError(f"{str(path)!r} has no image {name!r}; names are as in {known[0]!r}")
             gone.update(below)
@@ -156,7 +157,3 @@ def _rows(sources: Sequence[tuple[Table, np.ndarray]], rows: np.ndarray) -> np.n
         parts.append(table.unpacked(kept[inside]))
         start += len(kept)
     return np.concatenate(parts)
-
-
-def _is_below(known: str, names: tuple[str, ...]) -> bool:
-    return any(known == name or known.startswith(f"{name}/") for name in names)

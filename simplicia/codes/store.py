@@ -29,9 +29,9 @@ SIDE = 16  # pixels of an image's look
 KEY = "simplicia.index"
 BATCH = 16384  # images copied at a time
 MOST_VERTICES, MOST_SIMPLICES = 2**16, 2**31
-TYPES = {"U64": "<u8", "I64": "<i8", "U8": "|u1"}
+TYPES = {"<u8": "U64", "<i8": "I64", "|u1": "U8"}
 ARRAYS = {
-    "codes": "U64", "name_ends": "I64", "stamps": "I64", "content": "U8", "looks": "U8", "names": "U8"
+    "codes": "<u8", "name_ends": "<i8", "stamps": "<i8", "content": "|u1", "looks": "|u1", "names": "|u1"
 }  # fmt: skip
 
 
@@ -127,9 +127,9 @@ def write(path: Path, about: About, sources: Sequence[Source]) -> None:
     shapes = _shapes(about, count, text)
     header: dict[str, Any] = {"__metadata__": {KEY: json.dumps(about.to_json(), default=Record.to_json)}}
     start, begins = 0, {}
-    for name, kind in ARRAYS.items():
-        size = int(np.prod(shapes[name], dtype=np.int64)) * np.dtype(TYPES[kind]).itemsize
-        header[name] = {"dtype": kind, "shape": shapes[name], "data_offsets": [start, start + size]}
+    for name, dtype in ARRAYS.items():
+        size = int(np.prod(shapes[name], dtype=np.int64)) * np.dtype(dtype).itemsize
+        header[name] = {"dtype": TYPES[dtype], "shape": shapes[name], "data_offsets": [start, start + size]}
         begins[name], start = start, start + size
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
@@ -162,16 +162,12 @@ def read(path: Path) -> Table:
         reason = "it is not a file" if path.exists() else "there is no such file"
         raise UserError(f"the index {str(path)!r} cannot be opened: {reason}; make one with simplicia index")
     try:
-        with safe_open(path, framework="numpy") as file:  # which checks the header and the size
+        with safe_open(path, "pt") as file:  # maps the file, and checks its header and size
             metadata = file.metadata() or {}
             if KEY not in metadata:
                 raise ValueError("it holds other tensors")
             about = About.from_json(json.loads(metadata[KEY]))
-            shapes = {name: list(file.get_slice(name).get_shape()) for name in ARRAYS}
-            types = {name: file.get_slice(name).get_dtype() for name in ARRAYS}
-        with path.open("rb") as content:
-            size = int.from_bytes(content.read(8), "little")
-            header = json.loads(content.read(size))
+            arrays = {name: file.get_tensor(name).numpy() for name in ARRAYS}
     except OSError as error:
         raise UserError(f"the index {str(path)!r} cannot be opened: {error.strerror or error}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -180,26 +176,20 @@ def read(path: Path) -> Table:
         ) from error
     if about.version != VERSION:
         raise UserError(f"{str(path)!r} is an index of version {about.version}; this version reads {VERSION}")
-    count = shapes["name_ends"][0] if shapes["name_ends"] else 0
-    kept, text = about.simplices, sum(shapes["names"])
-    arrays = {}
-    if count and text and shapes == _shapes(about, count, text) and types == ARRAYS:
-        for name in ARRAYS:
-            begin, dtype, shape = header[name]["data_offsets"][0], TYPES[types[name]], tuple(shapes[name])
-            # plain arrays: every slice of a memmap takes microseconds
-            arrays[name] = np.asarray(np.memmap(path, dtype, "r", 8 + size + begin, shape))
-    ends = arrays.get("name_ends", np.zeros(0, np.int64))
-    valid = bool(arrays) and len(set(kept)) == len(kept) > 0 and all(0 <= i < about.total for i in kept)
+    kept, ends, text = about.simplices, arrays["name_ends"], arrays["names"].size
     valid = (
-        valid
+        min(ends.size, text) > 0
+        and {name: list(array.shape) for name, array in arrays.items()} == _shapes(about, ends.size, text)
+        and {name: array.dtype.str for name, array in arrays.items()} == ARRAYS
+        and len(set(kept)) == len(kept) > 0
+        and all(0 <= i < about.total <= MOST_SIMPLICES for i in kept)
         and 0 < about.vertices <= MOST_VERTICES
-        and about.total <= MOST_SIMPLICES
         and bool((np.diff(ends, prepend=0) >= 0).all())
+        and ends[-1] == text
     )
-    if not valid or ends[-1] != text:
+    if not valid:
         raise UserError(f"the index {str(path)!r} is damaged; make it again with simplicia index")
-    names = arrays.pop("names")
-    return Table(about, name_bytes=names, **arrays)
+    return Table(about, name_bytes=arrays.pop("names"), **arrays)
 
 
 def _shapes(about: About, count: int, text: int) -> dict[str, list[int]]:

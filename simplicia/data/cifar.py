@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from simplicia.data.datasets import ImageSet, ReadOptions, dataset
-from simplicia.errors import UserError
+from simplicia.errors import UserError, reason
 
 _FOLDER = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
 _META = {"cifar10": "batches.meta", "cifar100": "meta"}
@@ -83,8 +83,7 @@ def _read_dict(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has {size:,} bytes, and no CIFAR file has more than {_MOST_BYTES:,}")
         content = _expect(_interpret(path.read_bytes()), dict)
     except Exception as error:  # a broken or hostile file may fail in any way
-        reason = str(error) or type(error).__name__
-        raise UserError(f"{str(path)!r} cannot be read as a CIFAR file: {reason}") from error
+        raise UserError(f"{str(path)!r} cannot be read as a CIFAR file: {reason(error)}") from error
     return {_text(key): v.values if isinstance(v, _Array) else v for key, v in content.items()}
 
 

@@ -27,6 +27,7 @@ from simplicia.data.source_index import has_shards, indexed, open_source, stream
 from simplicia.data.sources import Source, from_listing
 from simplicia.data.streaming import MOST_UNREADABLE, StreamedImages
 from simplicia.errors import UserError, unknown
+from simplicia.files import chosen_cache
 
 MEMORY = "memory"  # the data set's name in a run that got its images from Python
 TEST_SHARE = 0.1  # of each class, for folders without a test split
@@ -353,7 +354,7 @@ def find_splits(folder: Path, options: ReadOptions, test_folders: tuple[str, ...
         return stream_layout(folder, test_folders)
     if options.stream:
         return stream_layout(folder, test_folders)
-    if options.stream is False or os.environ.get("SIMPLICIA_CACHE"):
+    if options.stream is False or chosen_cache():
         return layout(folder, test_folders)
     if indexed(folder):  # found in a fraction of the time that a listing takes
         splits = stream_layout(folder, test_folders)
@@ -414,7 +415,7 @@ def decode_listing(
     All splits get the size that suits the ``train`` images, and number the classes of these and ``others``.
     """
     size = options.size or suitable_size(len(train), lambda i: train[i][0])
-    too_large = options.stream is None and not os.environ.get("SIMPLICIA_CACHE")
+    too_large = options.stream is None and not chosen_cache()
     if options.stream or (too_large and not fits_memory(len(listing.entries), size)):
         sources = [from_listing(folder, each) for each in (listing, Listing([*train, *others], []))]
         return stream(folder, sources[0], sources[1], replace(options, size=size))
@@ -460,7 +461,7 @@ def stream(
         number = {name: i for i, name in enumerate(names)}
         labels = np.array([number[name] for name in source.classes])[labels]
     if source.root != folder:  # files are named as if they were listed
-        source.prefix = f"{os.path.relpath(source.root, folder)}/"
+        source = replace(source, prefix=f"{os.path.relpath(source.root, folder)}/")
     images = StreamedImages(source, size, options.keep_aspect, options.threads, options.most_unreadable)
     return ImageSet(
         name=folder.resolve().name,

@@ -10,22 +10,27 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
+from simplicia.devices import total_memory
 from simplicia.distributed import from_leader, local_world_size
-from simplicia.errors import UserError
-from simplicia.files import atomic_write, locked, reserve
+from simplicia.errors import UserError, reason
+from simplicia.files import chosen_cache, locked, reserve, write_text
 
 VERSION = 3  # of the decoder: another version never reads this one's cache
 SIZES = (32, 64, 96, 128, 224)
+THREADS = min(os.cpu_count() or 1, 8)  # each may hold a large image
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Outcome = float | str  # of decoding a file: its width / height, or why it cannot be read
 
 
@@ -54,12 +59,13 @@ def decode_files(
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[np.ndarray, FileReport]:
     """The readable images, (N, 3, size, size) uint8, and a report; a UserError if none is readable."""
+    from simplicia.data.image_files import decode
 
     def decode_all(images: np.ndarray, report: FileReport, note: Callable[[Outcome], None]) -> None:
         first = len(report.readable) + len(report.skipped)
-        executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8))  # each may hold a large image
+        executor = ThreadPoolExecutor(THREADS)
         try:
-            results = executor.map(lambda path: _try_decode(path, size, keep_aspect), files[first:])
+            results = executor.map(lambda path: attempt(decode, path, size, keep_aspect), files[first:])
             for i, result in enumerate(results, first):
                 if isinstance(result, Exception):
                     permanent = not isinstance(result, MemoryError) and getattr(result, "errno", None) is None
@@ -75,8 +81,8 @@ def decode_files(
         finally:
             executor.shutdown(cancel_futures=True)
 
-    if cache := os.environ.get("SIMPLICIA_CACHE"):
-        images, report = _cached(Path(cache).expanduser(), files, size, keep_aspect, decode_all)
+    if cache := chosen_cache():
+        images, report = _cached(cache, files, size, keep_aspect, decode_all)
     else:
         _check_memory(len(files), size)
         images = np.empty((len(files), 3, size, size), dtype=np.uint8)
@@ -88,12 +94,27 @@ def decode_files(
     return images[: len(report.readable)], report
 
 
-def _try_decode(path: Path, size: int, keep_aspect: bool) -> tuple[np.ndarray, float] | Exception:
-    from simplicia.data import image_files
-
+def read_ahead(
+    read: Callable[[Item], Result], items: Sequence[Item], count: int, threads: int
+) -> Iterator[list[Result]]:
+    """What a function reads of each item, in batches of ``count``; threads read the next one meanwhile."""
+    executor = ThreadPoolExecutor(threads)
     try:
-        return image_files.decode(path, size, keep_aspect)
-    except Exception as error:  # Pillow raises nearly every exception there is
+        ahead: list[Future[Result]] = []
+        for start in range(0, len(items) + count, count):
+            batch = items[start : start + count]
+            now, ahead = ahead, [executor.submit(read, item) for item in batch]
+            if now:
+                yield [future.result() for future in now]
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def attempt(read: Callable[..., Result], *arguments: Any) -> Result | Exception:
+    """What a function reads of an image, or why it cannot: Pillow raises nearly every exception there is."""
+    try:
+        return read(*arguments)
+    except Exception as error:
         return error
 
 
@@ -103,7 +124,7 @@ def explain(error: Exception) -> str:
 
     if isinstance(error, UnidentifiedImageError):
         return "not an image of a known format"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return getattr(error, "strerror", None) or reason(error)
 
 
 def suitable_size(count: int, open_file: Callable[[int], Any]) -> int:
@@ -179,13 +200,12 @@ def _cached(
                 journal.unlink()
                 return images, report
             del images  # some systems do not rename a mapped file
-            with atomic_write(about) as temporary:
-                content = {
-                    "readable": report.readable,
-                    "aspects": report.aspect_ratios,
-                    "skipped": [[str(path), reason] for path, reason in report.skipped],
-                }
-                temporary.write_text(json.dumps(content), encoding="utf-8")
+            content = {
+                "readable": report.readable,
+                "aspects": report.aspect_ratios,
+                "skipped": [[str(path), why] for path, why in report.skipped],
+            }
+            write_text(about, json.dumps(content))
             partial.replace(pixels)
             journal.unlink()
     except OSError as error:
@@ -297,12 +317,8 @@ def free_memory() -> float:
 
 
 def _check_memory(count: int, size: int) -> None:
-    needed = count * 3 * size * size
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return
-    if needed > 0.9 * memory:
+    needed, memory = count * 3 * size * size, total_memory(torch.device("cpu"))
+    if memory is not None and needed > 0.9 * memory:
         raise UserError(
             f"{count:,} images of {size} x {size} need {needed / 1e9:.0f} GB of memory, and this machine has "
             f"{memory / 1e9:.0f}; make them smaller, or name a folder in SIMPLICIA_CACHE to keep them on disk"

@@ -7,7 +7,7 @@ makes the uint8 set that training takes.
 import io
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simplicia.data.augmentation import center_crop, to_float
+from simplicia.data.augmentation import center_crop, eval_view, to_float
 from simplicia.data.datasets import MEMORY, ImageSet
 from simplicia.data.decoding import decode_files, largest_size, suitable_size
 from simplicia.errors import UserError
@@ -80,6 +80,20 @@ def batches(images: Any, size: int, batch_size: int) -> Iterator[Tensor]:
         raise UserError("there are no images to encode")
 
 
+def eval_views(
+    images: Any,
+    decode_size: int,
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device,
+) -> Tensor:
+    """Images of any kind as an encoder sees them in evaluation: centre squares, normalised."""
+    squares = (center_crop(batch.to(device), decode_size) for batch in batches(images, decode_size, 2**20))
+    statistics: Any = tuple(mean), tuple(std)
+    return torch.cat([eval_view(x, image_size, *statistics) for x in squares])
+
+
 def image_set(
     data: Any,
     size: int = 0,
@@ -100,7 +114,9 @@ def image_set(
         raise UserError("data is a DataLoader; give its data set, such as loader.dataset")
     if _is_batch(data):
         return _in_8_bits(pixels(data).cpu())
-    samples = _all(data)
+    samples = list(_samples(data))
+    if not samples:
+        raise UserError("data has no images")
     images, labels = [sample.image for sample in samples], [sample.label for sample in samples]
     if all(isinstance(image, str | os.PathLike) for image in images):
         return _from_files(images, labels, _classes(data), size, keep_aspect, progress)
@@ -172,13 +188,6 @@ def _samples(data: Any) -> Iterable[Sample]:
             f"images are a {type(data).__name__}; give tensors, arrays, paths, PIL images or a data set"
         )
     return map(_sample, data)
-
-
-def _all(data: Any) -> list[Sample]:
-    samples = list(_samples(data))
-    if not samples:
-        raise UserError("data has no images")
-    return samples
 
 
 def _sample(item: Any) -> Sample:

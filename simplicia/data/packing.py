@@ -3,24 +3,24 @@
 A shard is written as one, with the images that its number stands for; so packing goes on where it was killed.
 """
 
-import hashlib
 import io
 import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from simplicia.data.crops import crop_encoded
-from simplicia.data.decoding import explain
+from simplicia.data.decoding import attempt, explain
 from simplicia.data.folder import EXTENSIONS
 from simplicia.data.source_index import INDEX, open_source, save_packed, stream_layout
 from simplicia.data.sources import CLASSES, Source, from_shards
 from simplicia.data.streaming import MOST_UNREADABLE, default_threads
 from simplicia.errors import UserError
-from simplicia.files import atomic_write, locked
+from simplicia.files import atomic_write, locked, read_object, sha256, write_text
 
 SHARD = 1000  # images
 PLAN = "pack.json"
@@ -61,7 +61,7 @@ def pack(
         for name, split in splits.items():
             folder = out / name
             folder.mkdir(exist_ok=True)
-            _write_json(folder / CLASSES, split.classes)
+            write_text(folder / CLASSES, json.dumps(split.classes))
             for count in _pack_split(split, folder, size, quality, leave_out):
                 done += count
                 if progress is not None:
@@ -86,8 +86,7 @@ def check(out: Path, progress: Progress | None = None) -> int:
     A UserError names the first fault.
     """
     folders = [path.parent for path in sorted(out.rglob(INDEX))]
-    plan = _read_plan(out)
-    packed = None if plan is None else plan.get("images")
+    packed = read_object(out / PLAN).get("images")
     if not folders or not isinstance(packed, dict) or len(folders) < len(packed):
         raise UserError(f"{str(out)!r} has no packed images, or is not finished; run simplicia pack again")
     sources = [open_source(folder) for folder in folders]
@@ -97,13 +96,13 @@ def check(out: Path, progress: Progress | None = None) -> int:
         if not isinstance(digests, list) or len(digests) != len(shards):
             raise UserError(f"{str(source.root / INDEX)!r} has no digests of its shards; pack them again")
         for (name, *_), digest in zip(shards, digests, strict=True):
-            if _digest(source.root / name) != digest:
+            if sha256(source.root / name) != digest:
                 raise UserError(f"{str(source.root / name)!r} has changed since it was packed; pack it again")
         with ThreadPoolExecutor(default_threads()) as executor:
-            for i, problem in enumerate(executor.map(lambda i, s=source: _problem(s, i), range(len(source)))):
+            for i, problem in enumerate(executor.map(partial(attempt, _decode, source), range(len(source)))):
                 if problem is not None:
                     raise UserError(
-                        f"{source.entries[i]!r} in {str(source.root)!r} cannot be read: {problem}"
+                        f"{source.entries[i]!r} in {str(source.root)!r} cannot be read: {explain(problem)}"
                     )
                 done += 1
                 if progress is not None:
@@ -135,11 +134,13 @@ def _pack_split(
             named = [next(keys) for _ in rows]
             path = folder / f"{number:05d}.tar"
             if not path.exists():
-                encoded = executor.map(lambda i: _encode(split, i, size, quality), rows)
+                encoded = executor.map(lambda i: attempt(lambda: shrink(split.read(i), size, quality)), rows)
                 with atomic_write(path) as temporary, tarfile.open(temporary, "w") as tar:
                     for i, key, content in zip(rows, named, encoded, strict=True):
-                        if isinstance(content, str):
-                            leave_out(split.entries[i], content)
+                        if isinstance(content, MemoryError):
+                            raise content
+                        if isinstance(content, Exception):
+                            leave_out(split.entries[i], explain(content))
                             continue
                         _add(tar, f"{key}.jpg", content)
                         if labels is not None:
@@ -158,16 +159,6 @@ def _keys(split: Source) -> Iterator[str]:
             key, number = f"{wanted}_{number}", number + 1
         taken.add(key)
         yield key
-
-
-def _encode(split: Source, i: int, size: int, quality: int) -> bytes | str:
-    """An image as a small JPEG, or why it cannot be read."""
-    try:
-        return shrink(split.read(i), size, quality)
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow raises nearly every exception there is
-        return explain(error)
 
 
 def shrink(data: bytes, size: int, quality: int) -> bytes:
@@ -198,12 +189,8 @@ def shrink(data: bytes, size: int, quality: int) -> bytes:
     return file.getvalue()
 
 
-def _problem(source: Source, i: int) -> str | None:
-    try:
-        crop_encoded(source.read(i), lambda height, width: [(0, 0, height, width)], 8)
-    except Exception as error:  # Pillow raises nearly every exception there is
-        return explain(error)
-    return None
+def _decode(source: Source, i: int) -> None:
+    crop_encoded(source.read(i), lambda height, width: [(0, 0, height, width)], 8)
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -217,37 +204,19 @@ def _write_index(folder: Path) -> None:
     if (folder / INDEX).exists():
         return
     packed = from_shards(folder, sorted(folder.glob("*.tar")))
-    packed.about["sha256"] = [_digest(folder / name) for name, *_ in packed.about["shards"]]
+    packed.about["sha256"] = [sha256(folder / name) for name, *_ in packed.about["shards"]]
     save_packed(packed)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_plan(out: Path, plan: dict[str, Any]) -> None:
     """Write the plan of a new folder; a UserError if another one was begun there."""
-    before = _read_plan(out)
-    if before is None:
+    before = read_object(out / PLAN)
+    if not before:
         if any(not path.name.startswith(".") for path in out.iterdir()):
             raise UserError(f"{str(out)!r} holds other files; pack into another folder")
-        _write_json(out / PLAN, plan)
+        write_text(out / PLAN, json.dumps(plan))
     elif before != plan:
         differing = next((name for name in plan if before.get(name) != plan[name]), "settings")
         raise UserError(
             f"{str(out)!r} was begun with other {differing}; pack into another folder, or remove this one"
         )
-
-
-def _read_plan(out: Path) -> dict[str, Any] | None:
-    try:
-        plan = json.loads((out / PLAN).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return plan if isinstance(plan, dict) else None
-
-
-def _write_json(path: Path, content: Any) -> None:
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(content), encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simplicia.data.folder import EXTENSIONS
-from simplicia.errors import UserError
+from simplicia.errors import UserError, reason
 
 KINDS = (".tar", ".parquet", ".arrow")
 Row = tuple[str, int | str, int, int]  # name, label, size, offset
@@ -47,8 +47,8 @@ def _tar_rows(path: Path, size: int, about: dict[str, Any]) -> Iterator[Row]:
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("it has no end")
     except Exception as error:  # tarfile raises nearly every exception there is
-        reason = str(error) or type(error).__name__
-        about["skipped"].append([path.name, f"the shard is damaged after {len(images)} images: {reason}"])
+        problem = f"the shard is damaged after {len(images)} images: {reason(error)}"
+        about["skipped"].append([path.name, problem])
     for key, (name, length, offset) in images.items():
         yield name, labels.get(key, -1), length, offset
 
@@ -75,7 +75,7 @@ def _table_rows(path: Path, about: dict[str, Any]) -> Iterator[Row]:
         else:
             yield from _arrow_rows(path, pa, about)
     except (pa.ArrowException, OSError) as error:
-        about["skipped"].append([path.name, f"the table is damaged: {' '.join(str(error).split())[:200]}"])
+        about["skipped"].append([path.name, f"the table is damaged: {reason(error)}"])
 
 
 def _parquet_rows(path: Path, file: Any, about: dict[str, Any]) -> Iterator[Row]:

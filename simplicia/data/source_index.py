@@ -7,9 +7,9 @@ packed images lies beside its shards.
 
 import hashlib
 import json
-import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from simplicia.data import shards
 from simplicia.data.folder import TEST_FOLDERS, TRAIN_FOLDERS, Layout, choose_splits, layout, list_images
 from simplicia.data.sources import COLUMNS, NAMES, Source, Table, from_listing, from_shards
 from simplicia.errors import UserError
-from simplicia.files import atomic_write, locked
+from simplicia.files import atomic_write, cache_folder, locked
 
 VERSION = 1
 INDEX = "index.safetensors"  # of packed images, beside their shards
@@ -99,10 +99,7 @@ def _cached_index(folder: Path, files: list[Path] | None) -> Source:
 def _valid(path: Path, folder: Path) -> Source | None:
     """A source from its index in the cache, unless its data changed."""
     source = _load(path, folder)
-    if source is None or not _matches(source):
-        return None
-    source.index = path
-    return source
+    return replace(source, index=path) if source is not None and _matches(source) else None
 
 
 def _build(folder: Path, files: list[Path] | None) -> Source:
@@ -114,13 +111,6 @@ def _index_path(folder: Path, files: list[Path] | None) -> Path:
     named = "\0".join([str(folder.resolve()), *(path.name for path in files or ())])
     name = hashlib.sha256(f"{VERSION} {named}".encode(errors="surrogateescape")).hexdigest()[:32]
     return cache_folder() / f"{name}.index"
-
-
-def cache_folder() -> Path:
-    """Where indexes are kept."""
-    if given := os.environ.get("SIMPLICIA_CACHE"):
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "simplicia"
 
 
 def save_index(source: Source, path: Path) -> None:
@@ -136,7 +126,7 @@ def save_index(source: Source, path: Path) -> None:
 def save_packed(source: Source) -> None:
     """Write the index of shards beside them. It stays valid when they are copied, so it knows no times."""
     timeless = [[name, size, 0] for name, size, _ in source.about["shards"]]
-    packed = Source(source.root, source.table, source.about | {"shards": timeless, "folders": []})
+    packed = replace(source, about=source.about | {"shards": timeless, "folders": []})
     save_index(packed, source.root / INDEX)
 
 

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -43,16 +44,21 @@ class Table(NamedTuple):
     names: Any  # uint8: all names in UTF-8
 
 
+@dataclass(eq=False, repr=False)
 class Source:
-    """Images of a folder, as bytes. ``rows`` chooses some of them."""
+    """Images of a folder, as bytes."""
 
-    def __init__(self, root: Path, table: Table, about: dict[str, Any], rows: np.ndarray | None = None):
-        self.root, self.table, self.about = root, table, about
-        self.rows = np.arange(len(table.size)) if rows is None else rows
-        self.classes: tuple[str, ...] = tuple(about["classes"])
-        self.skipped = [(root / path, str(reason)) for path, reason in about["skipped"]]
-        self.prefix = ""  # of the names
-        self.index: Path | None = None  # its file, if that may be removed
+    root: Path
+    table: Table
+    about: dict[str, Any]
+    rows: Any = None  # of the table: those of the images (None: all)
+    prefix: str = ""  # of the names
+    index: Path | None = None  # its file, if that may be removed
+
+    def __post_init__(self) -> None:
+        self.rows = np.arange(len(self.table.size)) if self.rows is None else self.rows
+        self.classes: tuple[str, ...] = tuple(self.about["classes"])
+        self.skipped = [(self.root / path, str(reason)) for path, reason in self.about["skipped"]]
         self.tables: dict[tuple[str, int], Any] = {}
 
     def __len__(self) -> int:
@@ -60,9 +66,7 @@ class Source:
 
     def only(self, chosen: np.ndarray) -> "Source":
         """Some of the images."""
-        some = Source(self.root, self.table, self.about, self.rows[chosen])
-        some.prefix, some.index = self.prefix, self.index
-        return some
+        return replace(self, rows=self.rows[chosen])
 
     @property
     def labels(self) -> np.ndarray | None:

@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from simplicia.data.augmentation import ViewSettings
 from simplicia.data.crops import TRIES, Box, centre_square, crop_encoded, random_box
-from simplicia.data.decoding import explain
+from simplicia.data.decoding import attempt, explain, read_ahead
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.data.sources import Names, Source
 from simplicia.distributed import local_world_size
@@ -31,27 +33,27 @@ SAMPLE = 1024  # images that the statistics of colours are taken from
 MOST_UNREADABLE = 0.01  # share of the images
 
 
+@dataclass(eq=False, repr=False)
 class StreamedImages:
     """Stands for a tensor (N, 3, size, size) uint8 of centre squares, which are decoded when asked for.
 
     Indexing gives another one, of fewer images; ``split`` and ``to`` give tensors.
     """
 
-    dtype = torch.uint8
+    source: Source
+    size: int
+    keep_aspect: bool = False
+    threads: int = 0  # (0: one per CPU core)
+    most_unreadable: float = MOST_UNREADABLE
+    problems: dict[int, str] = field(default_factory=dict)  # why images cannot be read, by row of the index
+    total: int = 0  # images that share the problems (0: these)
 
-    def __init__(
-        self,
-        source: Source,
-        size: int,
-        keep_aspect: bool = False,
-        threads: int = 0,
-        most_unreadable: float = MOST_UNREADABLE,
-    ):
-        self.source, self.size, self.keep_aspect = source, size, keep_aspect
-        self.threads, self.most_unreadable = threads or default_threads(), most_unreadable
-        self.problems: dict[int, str] = {}  # why images could not be read, by their row in the index
-        self.named = 0  # problems that were reported
-        self.total = len(source)
+    dtype = torch.uint8
+    reported = False  # whether a problem was
+
+    def __post_init__(self) -> None:
+        self.threads = self.threads or default_threads()
+        self.total = self.total or len(self.source)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -75,10 +77,7 @@ class StreamedImages:
 
     def __getitem__(self, indices: Any) -> "StreamedImages":
         rows = np.arange(len(self))[indices if isinstance(indices, slice) else np.asarray(indices)]
-        chosen = StreamedImages(self.source.only(rows), self.size, self.keep_aspect, self.threads)
-        chosen.problems, chosen.total = self.problems, self.total
-        chosen.most_unreadable = self.most_unreadable
-        return chosen
+        return replace(self, source=self.source.only(rows))
 
     def to(self, device: torch.device | str) -> Tensor:
         """All of the images, decoded."""
@@ -99,29 +98,16 @@ class StreamedImages:
 
     def decoded(self, count: int) -> Iterator[tuple[Tensor, dict[int, str]]]:
         """Batches, and why some of their images, by position, are missing and black."""
+        black = torch.zeros(self.shape[1:], dtype=torch.uint8)
+        for batch in read_ahead(partial(attempt, self._square), range(len(self)), count, self.threads):
+            errors = {i: square for i, square in enumerate(batch) if isinstance(square, Exception)}
+            squares = torch.stack([black if isinstance(square, Exception) else square for square in batch])
+            yield squares, {i: explain(error) for i, error in errors.items()}
 
-        def submit(start: int) -> tuple[Tensor, list[Future[str | None]]]:
-            batch = torch.zeros(min(count, len(self) - start), 3, self.size, self.size, dtype=torch.uint8)
-            numbers = range(start, start + len(batch))
-            return batch, [threads.submit(self._square, i, batch[i - start]) for i in numbers]
-
-        threads = ThreadPoolExecutor(self.threads)
-        try:
-            ahead = submit(0)
-            for start in range(0, len(self), count):
-                (batch, futures), ahead = ahead, submit(min(start + count, len(self)))
-                results = [future.result() for future in futures]
-                yield batch, {i: reason for i, reason in enumerate(results) if reason is not None}
-        finally:
-            threads.shutdown(cancel_futures=True)
-
-    def _square(self, i: int, out: Tensor) -> str | None:
-        """Decode the centre square of an image; returns why that failed."""
-        try:
-            out.copy_(crop_encoded(self.source.read(i), lambda *shape: [centre_square(*shape)], self.size)[0])
-        except Exception as error:  # Pillow raises nearly every exception there is
-            return explain(error)
-        return None
+    def _square(self, i: int) -> Tensor:
+        """The centre square of an image."""
+        data = self.source.read(i)
+        return crop_encoded(data, lambda *shape: [centre_square(*shape)], self.size)[0].contiguous()
 
     def views(self, i: int, draws: np.ndarray, settings: ViewSettings, size: int, out: Tensor) -> None:
         """Decode the views (V, 3, size, size) of an image, or of the next one if it cannot be read."""
@@ -165,15 +151,15 @@ class StreamedImages:
     def describe_problems(self) -> str:
         """How many images could not be read, such as which one, and why."""
         row, reason = min(list(self.problems.items()))
-        everything = Source(self.source.root, self.source.table, self.source.about)
+        everything = replace(self.source, rows=None)
         several = "1 image" if len(self.problems) == 1 else f"{len(self.problems)} images"
         return f"{several} of {self.source.root} cannot be read, such as {everything.name(row)!r} ({reason})"
 
     def report_problems(self) -> None:
         """Name the first image that could not be read."""
-        if self.problems and not self.named:
+        if self.problems and not self.reported:
             say([f"{self.describe_problems()}; another image stands in for each"])
-            self.named = len(self.problems)
+            self.reported = True
 
     def sample(self) -> Iterator[Tensor]:
         """Some of the images, always the same: enough to take the statistics of colours from."""

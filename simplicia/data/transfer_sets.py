@@ -14,7 +14,7 @@ from typing import Any
 from simplicia.data import datasets
 from simplicia.data.datasets import ReadOptions
 from simplicia.data.folder import Entry, Listing
-from simplicia.errors import UserError
+from simplicia.errors import UserError, reason
 
 ListFiles = Callable[[Path, str], list[Entry]]  # the files of a split, by the authors' lists below a folder
 
@@ -59,10 +59,9 @@ def _check_entries(name: str, list_files: ListFiles, root: Path, split: str, mar
     try:
         entries = list_files(root, split)
     except Exception as error:  # a broken or hostile list may fail in any way
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
             f"{str(root)!r} has neither the authors' lists of {name} (with {marker}) nor folders "
-            f"train/<class>/* and test/<class>/*: {reason}"
+            f"train/<class>/* and test/<class>/*: {reason(error)}"
         ) from error
     inside = root.resolve()
     for path, class_name in entries:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
-from simplicia.data.source_index import cache_folder
 from simplicia.errors import UserError
-from simplicia.files import reserve
+from simplicia.files import cache_folder, reserve
 from simplicia.progress import SHOWN, Counter, say, tracked
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe

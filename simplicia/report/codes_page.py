@@ -8,6 +8,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Any
 
 from simplicia.codes import Group, Index, Neighbours, Vertex
 from simplicia.files import write_file
@@ -42,11 +43,11 @@ def write_search(
     total = found.simplices
     pictures, rows = [], found.indices[0].tolist()
     for row, name, agree in zip(rows, found.names[0], found.agree[0].tolist(), strict=True):
-        picture = Picture(name, thumbnail(index.folder / name), [])
+        details: dict[str, Any] = {"words": []}
         if query is not None:
-            picture.words, picture.share = [f"{agree} of {total} agree"], agree / total
-            picture.simplices = ", ".join(map(str, sorted(index.agreeing(found.codes[0], row))))
-        pictures.append(picture)
+            simplices = ", ".join(map(str, sorted(index.agreeing(found.codes[0], row))))
+            details = {"words": [f"{agree} of {total} agree"], "share": agree / total, "simplices": simplices}
+        pictures.append(Picture(name, thumbnail(index.folder / name), **details))
     shared = []
     for vertex in vertices:
         count = f"{vertex.neighbours} of {len(rows)} results have it"

@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from simplicia.errors import UserError
-from simplicia.files import atomic_write, write_file
+from simplicia.errors import UserError, reason
+from simplicia.files import read_object, sha256, write_file, write_text
+from simplicia.tensors import to_bytes
 
 KEEP = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
+OF_A_MODEL = "total_steps", "mean", "std", "seconds", "loss"  # what the state of a trained model has
 FROZEN = "encoder.safetensors"  # in the folder of a run whose encoder does not learn
 
 
@@ -40,7 +42,7 @@ def save(
     try:
         temporary.mkdir(parents=True)
         save_file({k: v.contiguous() for k, v in tensors.items()}, temporary / TENSORS)
-        written = {"bytes": (temporary / TENSORS).stat().st_size, "sha256": _digest(temporary / TENSORS)}
+        written = {"bytes": (temporary / TENSORS).stat().st_size, "sha256": sha256(temporary / TENSORS)}
         state = {**state, "step": step, **written}
         (temporary / STATE).write_text(json.dumps(state, indent=1))
         shutil.copymode(temporary / STATE, temporary / TENSORS)  # safetensors lets nobody else read its files
@@ -75,8 +77,7 @@ def drop(folder: Path) -> None:
     for path in old:
         _remove(path)
     state = json.loads((newest / STATE).read_text())
-    with atomic_write(newest / STATE) as temporary:
-        temporary.write_text(json.dumps({**state, "dropped": True}, indent=1))
+    write_text(newest / STATE, json.dumps({**state, "dropped": True}, indent=1))
     (newest / TENSORS).unlink(missing_ok=True)
 
 
@@ -89,14 +90,10 @@ def latest(folder: Path) -> Path | None:
 def state_of(run: Path) -> dict[str, Any]:
     """The state of a run's newest checkpoint; nothing of one that has none, or a damaged one."""
     newest = latest(run / "checkpoint")
-    try:
-        state = {} if newest is None else json.loads((newest / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return state if isinstance(state, dict) else {}
+    return {} if newest is None else read_object(newest / STATE)
 
 
-def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(checkpoint: Path, needed: tuple[str, ...] = ()) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors (on the CPU) and the state of a checkpoint; a damaged one is a UserError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -108,8 +105,8 @@ def read(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         size = (checkpoint / TENSORS).stat().st_size
         if not isinstance(state, dict) or state.get("bytes") != size:
             raise ValueError(f"{TENSORS} has {size} bytes, not what {STATE} says")
-        check_state(state)
-        if "sha256" in state and state["sha256"] != _digest(checkpoint / TENSORS):  # 0.1 stored none
+        check_state(state, needed)
+        if "sha256" in state and state["sha256"] != sha256(checkpoint / TENSORS):  # 0.1 stored none
             raise ValueError(f"{TENSORS} is not what was written: its SHA-256 differs from that in {STATE}")
         return load_file(checkpoint / TENSORS), state
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
@@ -129,8 +126,9 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, Tensor], source: Pa
         ("has the unknown", tensors.keys() - own.keys()),
     ):
         if keys:
+            some = repr(min(keys)) + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
             raise UserError(
-                f"{source} does not fit this model: it {what} {_some(keys)}; was it made by another recipe?"
+                f"{source} does not fit this model: it {what} {some}; was it made by another recipe?"
             )
     for key, value in own.items():
         if value.shape != tensors[key].shape or value.dtype != tensors[key].dtype:
@@ -161,34 +159,33 @@ def method_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")}
 
 
-def model_tensors(
-    checkpoint: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """The method's own tensors, with those of a frozen encoder, which a run stores once."""
+def read_model(checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The method's own tensors, with those of a frozen encoder, which a run stores once; and the state."""
+    tensors, state = read(checkpoint, OF_A_MODEL)
     own = method_tensors(tensors)
-    encoder = frozen_encoder(checkpoint, state)
+    encoder = _frozen_encoder(checkpoint, state)
     networks = {key.partition(".")[0] for key in own if key.startswith(("online.", "target."))}
-    return own | {f"{name}.encoder.{key}": value for name in networks for key, value in encoder.items()}
+    return own | {
+        f"{name}.encoder.{key}": value for name in networks for key, value in encoder.items()
+    }, state
 
 
 def store_frozen_encoder(path: Path, encoder: torch.nn.Module) -> str:
     """Write a frozen encoder into a run directory, once; returns its SHA-256."""
-    from safetensors.torch import save
-
-    content = save({key: value.cpu().contiguous() for key, value in encoder.state_dict().items()})
+    content = to_bytes(encoder.state_dict())
     if not (path / FROZEN).is_file():
         write_file(path / FROZEN, content, "the encoder")
     return hashlib.sha256(content).hexdigest()
 
 
-def frozen_encoder(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
+def _frozen_encoder(checkpoint: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of the run's frozen encoder; none if it has no such encoder."""
     from safetensors.torch import load_file
 
     if "frozen_encoder" not in state:
         return {}
     file = checkpoint.parent.parent / FROZEN
-    if not file.is_file() or _digest(file) != state["frozen_encoder"]:
+    if not file.is_file() or sha256(file) != state["frozen_encoder"]:
         raise UserError(f"{file} is missing or damaged: its SHA-256 differs from that in {STATE}")
     return load_file(file)
 
@@ -201,7 +198,7 @@ def initialise_from(method: torch.nn.Module, path: str | Path) -> tuple[int, int
     lacks starts as a copy of the online one. Returns how many tensors were loaded, of how many.
     """
     newest = newest_of(path)
-    there = model_tensors(newest, *read(newest))
+    there, _ = read_model(newest)
     own = {k: v for k, v in method.state_dict().items() if "." in k and not k.startswith("queue.")}
     taken = 0
     for key, value in own.items():
@@ -244,8 +241,9 @@ class Writer:
             error, self.error = self.error, None
             last = latest(self.folder)
             kept = f"the last good one is {last.name}" if last else "there is none yet"
-            why = str(error) or type(error).__name__
-            raise UserError(f"no checkpoint could be written to {self.folder}: {why}; {kept}") from error
+            raise UserError(
+                f"no checkpoint could be written to {self.folder}: {reason(error)}; {kept}"
+            ) from error
 
     def _write(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], start: float) -> None:
         try:
@@ -255,8 +253,8 @@ class Writer:
         self.slowest = max(self.slowest, time.monotonic() - start)
 
 
-def check_state(state: dict[str, Any]) -> None:
-    """Raise a ValueError if the numbers that a run goes on with are not there or make no sense."""
+def check_state(state: dict[str, Any], needed: tuple[str, ...] = ()) -> None:
+    """Raise a ValueError if what a run goes on with makes no sense, or lacks what is needed."""
 
     def is_number(value: Any, least: float = -1e15, most: float = 1e15) -> bool:
         return isinstance(value, int | float) and least <= value <= most
@@ -264,6 +262,8 @@ def check_state(state: dict[str, Any]) -> None:
     def is_triple(value: Any, least: float) -> bool:
         return isinstance(value, list) and len(value) == 3 and all(is_number(x, least) for x in value)
 
+    if missing := [key for key in needed if key not in state]:
+        raise ValueError(f"{STATE} lacks {missing[0]!r}")
     step, total = state.get("step"), state.get("total_steps", math.inf)
     if not isinstance(step, int) or not isinstance(total, int | float) or not 0 <= step <= total:
         raise ValueError(f"{STATE} says step {step!r} of {total!r}")
@@ -292,19 +292,9 @@ def _remove(checkpoint: Path) -> None:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _flush(path: Path, how: int) -> None:
     descriptor = os.open(path, how)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _some(keys: set[str]) -> str:
-    first, *more = sorted(keys)
-    return f"{first!r}" + (f" and {len(more)} more" if more else "")

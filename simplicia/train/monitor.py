@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from simplicia.data.augmentation import center_crop, eval_view
 from simplicia.data.datasets import ImageSet, part
+from simplicia.data.inputs import eval_views
 from simplicia.distributed import average, gather, rank, world_size
 from simplicia.methods import Method, Output
 from simplicia.neighbours import vote
@@ -117,12 +117,9 @@ class OnlineProbe:
         """The encoder's output for all images; each process computes its share."""
         share = -(-len(images) // world_size())
         own = torch.arange(rank() * share, (rank() + 1) * share) % len(images)
-        parts = []
-        for indices in own.split(256):
-            crops = part(images, indices).center_cropped().images.to(self.device)
-            crops = center_crop(crops, self.decode_size)
-            parts.append(self.method.online.encoder(eval_view(crops, self.image_size, *self.statistics)))
-        return gather(torch.cat(parts).float())[: len(images)]
+        how = self.decode_size, self.image_size, *self.statistics, self.device
+        views = (eval_views(part(images, indices), *how) for indices in own.split(256))
+        return gather(torch.cat([self.method.online.encoder(x) for x in views]).float())[: len(images)]
 
 
 def _name(head: str) -> str:

@@ -11,8 +11,8 @@ import torch
 
 from simplicia import bottlenecks, encoders, methods, settings
 from simplicia.data.augmentation import ViewSettings
-from simplicia.errors import UserError, is_out_of_memory, unknown
-from simplicia.files import atomic_write
+from simplicia.errors import UserError, build_errors, reason, unknown
+from simplicia.files import write_text
 from simplicia.settings import Formerly, Range, as_dict, from_dict
 from simplicia.train import checkpoint
 
@@ -261,7 +261,7 @@ class Recipe:
     def build(self, encoder: torch.nn.Module | None = None) -> methods.Method:
         """The method with its encoder and bottleneck, freshly initialised, or with the ``encoder`` given."""
         has_temperature = "temperature" in bottlenecks.options(self.bottleneck)
-        try:
+        with build_errors("this model"):
             return methods.create(
                 self.method,
                 *self.trunk(encoder),
@@ -270,12 +270,6 @@ class Recipe:
                 self.sem.centred,
                 **methods.converted(self.method, self.options),
             )
-        except UserError:
-            raise
-        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-            if is_out_of_memory(error):
-                raise
-            raise UserError(f"this model cannot be built: {' '.join(str(error).split())[:300]}") from error
 
     def trunk(self, given: torch.nn.Module | None = None) -> tuple[Any, Any]:
         """The encoder and the bottleneck, without the method's projector."""
@@ -285,26 +279,14 @@ class Recipe:
         options = {name: values[name] for name in bottlenecks.options(self.bottleneck) if name in values}
         return encoder, bottlenecks.create(self.bottleneck, encoder.out_features, **options)
 
-    def try_encoder(self, encoder: torch.nn.Module) -> None:
-        """A UserError unless an encoder of timm takes views of this size, and gives as much as it says."""
+    def try_encoder(self, encoder: Any) -> None:
+        """A UserError unless an encoder takes views of this size, and gives as many features as it says."""
         if self.encoder in encoders.names():
             return
-        trained = encoder.training
-        try:
-            with torch.no_grad():
-                features = encoder.eval()(torch.zeros(1, 3, self.actual_view_size, self.actual_view_size))
-        except (RuntimeError, ValueError, AssertionError, IndexError) as error:
-            if is_out_of_memory(error):
-                raise
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(
-                f"encoder {self.encoder!r} takes no views of {self.actual_view_size} pixels: {why}"
-            ) from error
-        finally:
-            encoder.train(trained)
-        shape, wanted = tuple(getattr(features, "shape", ())), (1, encoder.out_features)
-        if shape != wanted:
-            raise UserError(f"encoder {self.encoder!r} gives features of shape {shape}, not {wanted}")
+        name = f"encoder {self.encoder!r}"
+        width = encoders.width_of(encoder, self.actual_view_size, name, "views")
+        if width != encoder.out_features:
+            raise UserError(f"{name} gives {width} features, not {encoder.out_features}")
 
     def _encoder(self, given: torch.nn.Module | None) -> Any:
         if self.encoder == encoders.GIVEN:
@@ -313,11 +295,8 @@ class Recipe:
             return encoders.wrap(given, self.image_size)
         if self.encoder in encoders.names():
             return encoders.create(self.encoder, self.stem, self.stem_padding)  # type: ignore[arg-type]
-        try:  # transformers are built for a size of image, other models take any
-            built = encoders.create(self.encoder, img_size=self.image_size)
-        except TypeError:
-            return encoders.create(self.encoder)
-        if self.actual_view_size != self.image_size:
+        built, fixed_size = encoders.create_sized(self.encoder, self.image_size)
+        if fixed_size and self.actual_view_size != self.image_size:
             raise UserError(
                 f"view_size is {self.view_size}, but encoder {self.encoder!r} takes one size of images; "
                 f"leave view_size out, or give it image_size, {self.image_size}"
@@ -330,9 +309,7 @@ def write_yaml(recipe: Recipe, path: Path) -> None:
     import yaml
 
     values = {recipe.method if name == "options" else name: value for name, value in as_dict(recipe).items()}
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
 def read_yaml(path: Path) -> Recipe:
@@ -354,7 +331,7 @@ def read_yaml(path: Path) -> Recipe:
     except FileNotFoundError as error:
         raise UserError(f"there is no file {str(path)!r}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path} cannot be read as a recipe: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} cannot be read as a recipe: {reason(error)}") from error
     try:
         return from_dict(_converted(values, path.parent), Recipe).checked()
     except ValueError as error:  # a UserError, or an integer with too many digits to print

@@ -17,7 +17,7 @@ from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.distributed import from_leader
 from simplicia.errors import Busy, UserError, printable
-from simplicia.files import atomic_write
+from simplicia.files import write_text
 from simplicia.settings import as_dict, flat, with_changes
 from simplicia.train import checkpoint, recipes
 from simplicia.train.auto import OPEN, check_processes
@@ -292,8 +292,7 @@ class Log:
     def __init__(self, path: Path, step: int, loggers: tuple[str, ...] = (), name: str = ""):
         kept = [line for line in read_log(path) if line["step"] <= step]
         self.warned = {str(line["kind"]) for line in kept if "kind" in line}  # kinds of warnings
-        with atomic_write(path) as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
         self.path, self.file = path, path.open("a", buffering=1)
         self.sinks = [_sink(logger, path.parent, name) for logger in loggers]
 

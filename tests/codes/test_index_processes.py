@@ -89,7 +89,7 @@ def test_a_killed_build_does_not_encode_again(run, photos, tmp_path):
     while not list(parts.glob("part-*")):
         forked(words, delay)
         assert not out.exists()
-        delay *= 1.3
+        delay *= 1.1
     kept = {path: path.stat().st_mtime_ns for path in parts.glob("part-*")}
     seen, real = [], build.see
     build.see = lambda path, size: (seen.append(path), real(path, size))[1]
