@@ -100,11 +100,9 @@ def _measure(model: str, run: "Run", layer: str, train: "ImageSet", test: "Image
     Of simplices: at the temperature that held-out training images choose, and at 0.
     """
     from simplicia.evaluate.knn import knn
-    from simplicia.evaluate.probe import preset, probe, progress_bar
+    from simplicia.evaluate.probe import preset, probe
 
-    how = preset("demo")
-    with progress_bar(layer, how) as progress:
-        result = probe(run, train, test, layer, how, progress=progress)
+    result = probe(run, train, test, layer, preset("demo"), quiet=False)
     run.write_result(f"probe-{layer}", result)
     rows = []
     for row in result["per_temperature"] or [result.to_json()]:

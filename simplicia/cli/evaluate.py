@@ -85,7 +85,7 @@ def probe(
 
     Linear classifiers are trained on frozen features, chosen on held-out training images, and tested once.
     """
-    from simplicia.evaluate.probe import preset_details, probe, progress_bar
+    from simplicia.evaluate.probe import preset_details, probe
 
     how, run = settings.checked(), load_run(given.run, given.device)
     layer = run.check_layer(given.layer)
@@ -93,8 +93,7 @@ def probe(
     run.network(given.network)
     train, test = given.labelled(run)
     trained: list[Classifier] = []
-    with progress_bar(layer, how, quiet) as progress:
-        result = probe(run, train, test, layer, how, given.network, progress, trained.append)
+    result = probe(run, train, test, layer, how, given.network, quiet, trained.append)
     result = result.replace(**preset_details(preset, how))
     note = ""
     if (matrix := result["temperature_matrix"]) is not None:

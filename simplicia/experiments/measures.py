@@ -31,7 +31,7 @@ from simplicia.evaluate import robustness as other_sets
 from simplicia.evaluate import transfer as transferring
 from simplicia.evaluate.features import batches_of, check_classes, encoder_features
 from simplicia.evaluate.knn import knn as nearest_neighbours
-from simplicia.evaluate.probe import ProbeSettings, progress_bar
+from simplicia.evaluate.probe import ProbeSettings
 from simplicia.evaluate.probe import fit as fit_probe
 from simplicia.evaluate.probe import probe as linear_probe
 from simplicia.experiments.job import Job, reported
@@ -126,9 +126,8 @@ def _probe(job: Job, layer: str | None) -> Measurement:
     name, settings = job.session.probe, job.session.probe_settings
     layer = layer or next(iter(bottlenecks.layers(job.plan.recipe.bottleneck)), "encoder")
 
-    def measure(run: Run, train: ImageSet, test: ImageSet, quiet: bool, **options: Any) -> Result:
-        with progress_bar(layer, settings, quiet) as progress:
-            return linear_probe(run, train, test, layer, progress=progress, **options).replace(preset=name)
+    def measure(run: Run, train: ImageSet, test: ImageSet, **options: Any) -> Result:
+        return linear_probe(run, train, test, layer, **options).replace(preset=name)
 
     return job.evaluate(f"probe-{name}-{layer}", measure, settings, {"layer": layer})
 
@@ -254,8 +253,7 @@ def coherence(job: Job, layer: str) -> Rows:
     def measure(run: Run) -> dict[str, Any]:
         train, test = job.images
         labels = check_classes(train, test)[1]
-        with progress_bar(layer, settings, job.options.quiet) as progress:
-            fitted = fit_probe(run, train, layer, settings, progress=progress).best_probe()
+        fitted = fit_probe(run, train, layer, settings, quiet=job.options.quiet).best_probe()
         weight = fitted.classifiers.weight[0, :, : fitted.classes].T
         (right,) = fitted.correct(test.images, labels)[:1]
         graph = class_coherence.coherence_graph(weight, min(5, weight.shape[1]), train.classes)
