@@ -24,7 +24,7 @@ from simplicia.data import datasets, inputs
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
-from simplicia.evaluate.features import check_finite, load_split, smallest_integer, stream_of
+from simplicia.evaluate.features import check_finite, load_split, smallest_integer
 from simplicia.evaluate.make_result import data_suffix
 from simplicia.files import write_errors, write_file
 from simplicia.neighbours import cosine
@@ -392,13 +392,10 @@ def _originals(data: ImageSet, indices: list[int]) -> Tensor:
 
 def _image_sets(run: Run, name: str, data_dir: str | None) -> tuple[ImageSet | None, ImageSet, str]:
     """The labelled training images, if there are any, the images to look at, and their split."""
-    size = datasets.decoded_size(name, run.recipe.actual_decode_size)
-    root = data_dir or run.recipe.data_dir
-    stream = stream_of(run, name)
-    train = load_split(name, "train", root, size, stream)
+    train = load_split(run.recipe, "train", name, data_dir)
     if train.labels is None:
         return None, train, "train"
-    test = load_split(name, "test", root, size, stream)
+    test = load_split(run.recipe, "test", name, data_dir)
     return (None if test.labels is None else train), test, "test"
 
 

@@ -200,14 +200,10 @@ def _check_layer(run: Run, layer: str) -> str:
 
 def _read(run: Run, images: str, data_dir: str | Path | None) -> tuple[list[ImageSet], dict[str, np.ndarray]]:
     """Image sets, and arrays that describe each of their images."""
-    size = run.recipe.actual_decode_size
-    stream = True if run.recipe.stream else None
     if images not in datasets.names() or Path(images).exists():
-        batch = datasets.read_all(Path(images), size, stream)
+        batch = datasets.read_all(Path(images), run.recipe.actual_decode_size, run.recipe.stream or None)
         return [batch], {"files": np.array(batch.files), **_labels(Path(images), batch.files)}
-    place, decoded = data_dir or run.recipe.data_dir, datasets.decoded_size(images, size)
-    stream = stream if datasets.has_files(images) else False
-    sets = [load_split(images, split, place, decoded, stream) for split in ("train", "test")]
+    sets = [load_split(run.recipe, split, images, data_dir) for split in ("train", "test")]
     about = {
         "labels": np.concatenate([part.labels.numpy() for part in sets if part.labels is not None]),
         "classes": np.array(sets[0].classes),

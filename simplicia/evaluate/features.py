@@ -25,10 +25,17 @@ CACHED_SETS = 4  # sets of images whose features a run keeps
 MAPPED_BYTES = 4 * 2**30  # larger features are kept in a file
 
 
-def stream_of(run: Run | Recipe, name: str) -> bool | None:
-    """Whether to stream a data set: if the run's was, and else (None) if memory cannot hold it."""
-    recipe = run.recipe if isinstance(run, Run) else run
-    return (recipe.stream or None) if datasets.has_files(name) else False
+def source_of(
+    recipe: Recipe, data: str | None, data_dir: str | Path | None
+) -> tuple[str, str | Path | None, int | None, bool | None]:
+    """The name, folder, decoded size and streaming of the images to measure on, by default the run's own.
+
+    Files are streamed if the run's were, and else (None) if memory cannot hold them.
+    """
+    name = data or recipe.data
+    stream = (recipe.stream or None) if datasets.has_files(name) else False
+    size = datasets.decoded_size(name, recipe.actual_decode_size)
+    return name, data_dir or recipe.data_dir, size, stream
 
 
 def load_labelled(
@@ -41,12 +48,9 @@ def load_labelled(
     (1438, ('0', '1'))
     """
     recipe = run.recipe if isinstance(run, Run) else run
-    name, directory = data or recipe.data, data_dir or recipe.data_dir
-    size = datasets.decoded_size(name, recipe.actual_decode_size)
-    stream = stream_of(recipe, name)
-    train = load_split(name, "train", directory, size, stream)
+    train = load_split(recipe, "train", data, data_dir)
     check_labels(train)  # a folder without classes has no test split to load
-    test = load_split(name, "test", directory, size, stream)
+    test = load_split(recipe, "test", data, data_dir)
     for images in (train, test):
         report_skipped(images.name, images.skipped)
     if test.labels is None:
@@ -59,9 +63,10 @@ def load_labelled(
 
 
 def load_split(
-    name: str, split: str, directory: str | Path | None, size: int | None, stream: bool | None = False
+    recipe: Recipe, split: str, data: str | None = None, data_dir: str | Path | None = None
 ) -> ImageSet:
-    """The images of a split; a command shows how many are read."""
+    """The images of a split of the run's data set, or of another one; a command shows how many are read."""
+    name, directory, size, stream = source_of(recipe, data, data_dir)
     with closing(Counter(f"reading {split} images", not SHOWN.get())) as bar:
         return datasets.load(name, split, directory, size=size, progress=bar.update, stream=stream)
 

@@ -26,7 +26,7 @@ from simplicia.evaluate.features import (
     report_skipped,
     sem_temperature,
     smallest_integer,
-    stream_of,
+    source_of,
 )
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.make_result import changed_settings, make_result
@@ -97,9 +97,7 @@ def load_splits(
     """
     recipe = run.recipe if isinstance(run, Run) else run
     train, test = load_labelled(recipe, data, data_dir)
-    name, directory = data or recipe.data, data_dir or recipe.data_dir
-    size = datasets.decoded_size(name, recipe.actual_decode_size)
-    val = datasets.validation(name, directory, size, stream_of(recipe, name))
+    val = datasets.validation(*source_of(recipe, data, data_dir))
     if val is None:
         return Splits(*datasets.split(train, share, seed), test, False)
     report_skipped(val.name, val.skipped)
