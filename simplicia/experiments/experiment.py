@@ -107,12 +107,13 @@ Cells = Callable[[], Iterable[Cell]]
 
 
 def experiment(
-    name: str, title: str, columns: tuple[Column, ...] = (TEMPERATURE,), **options: Any
+    name: str, title: str, columns: tuple[Column, ...] = (TEMPERATURE,), in_paper: bool = True, **options: Any
 ) -> Callable[[Cells], Cells]:
-    """Register the experiment whose cells a function yields."""
+    """Register the experiment whose cells a function yields; ``in_paper``: some of them are in the paper."""
 
     def register(cells: Cells) -> Cells:
-        EXPERIMENTS[name] = Experiment(name, title, tuple(cells()), columns=columns, **options)
+        every = tuple(cell if in_paper else replace(cell, in_paper=False) for cell in cells())
+        EXPERIMENTS[name] = Experiment(name, title, every, columns=columns, **options)
         return cells
 
     return register
