@@ -66,9 +66,9 @@ def probe(job: Job, layer: str | None = None, temperature: float | None = None) 
 
 
 @measure
-def probe_each(job: Job, layer: str | None = None) -> Rows:
+def probe_each(job: Job) -> Rows:
     """The best linear probe at each temperature downstream."""
-    measured = _probe(job, layer)
+    measured = _probe(job)
     return [
         job.row(measured, f"tau_d={row['temperature']:g}", probe=job.session.probe, **reported(row))
         for row in measured["per_temperature"]
@@ -76,30 +76,30 @@ def probe_each(job: Job, layer: str | None = None) -> Rows:
 
 
 @measure
-def probe_and_cost(job: Job, layer: str | None = None) -> Rows:
+def probe_and_cost(job: Job) -> Rows:
     """The linear probe, and the cost of the model."""
-    rows, cost = probe(job, layer), cost_of(job.recipe)
-    return [row.replace(flops=cost.flops, parameters=cost.parameters) for row in rows]
+    cost = cost_of(job.recipe)
+    return [row.replace(flops=cost.flops, parameters=cost.parameters) for row in probe(job)]
 
 
 @measure
 def probe_timed(job: Job) -> Rows:
     """The linear probe of a run that trains for as long as its base, and the seconds of its steps."""
-    measured, times = probe(job), job.times
+    rows, times = probe(job), job.times
     steps = checkpoint.state_of(job.folder)["total_steps"]
     about = {name: times[name] for name in ("ms_per_step", "base_ms_per_step", "base")}
     about["step_seconds"] = steps * times["ms_per_step"] / 1e3
-    return [row.replace(**about) for row in measured]
+    return [row.replace(**about) for row in rows]
 
 
 @measure
-def holdout(job: Job, layer: str | None = None) -> Rows:
+def holdout(job: Job) -> Rows:
     """A short linear probe on the training images that the run's ``holdout`` kept: no test image is read."""
     settings = ProbeSettings(epochs=job.options.probe_epochs or ProbeSettings.epochs)
 
     def measure(run: Run) -> Result:
         train = datasets.split(job.images[0], run.recipe.holdout)
-        return linear_probe(run, *train, layer, settings).replace(protocol=HELD_OUT)
+        return linear_probe(run, *train, settings=settings).replace(protocol=HELD_OUT)
 
     return [job.row(job.once("holdout", vars(settings), measure), probe=f"{settings.epochs} epochs")]
 
@@ -121,7 +121,7 @@ def knn(job: Job, k: int, held_out: bool = False) -> Rows:
     return [job.row(job.once(name, {"k": k, "held_out": held_out}, measure), probe=f"k={k}")]
 
 
-def _probe(job: Job, layer: str | None) -> Measurement:
+def _probe(job: Job, layer: str | None = None) -> Measurement:
     """The linear probe of a layer, by default what the bottleneck gives or else the encoder."""
     name, settings = job.session.probe, job.session.probe_settings
     layer = layer or next(iter(bottlenecks.layers(job.plan.recipe.bottleneck)), "encoder")
