@@ -150,20 +150,19 @@ def gather(batches: Iterator[Tensor], count: int) -> Tensor:
     shape = count, *first.shape[1:]
     most = torch.cuda.mem_get_info(first.device)[0] // 4 if first.is_cuda else MAPPED_BYTES
     fits = 4 * math.prod(shape) <= most
-    features, done = first.new_empty(shape) if fits else _mapped(shape), 0
+    if fits:
+        features = first.new_empty(shape)
+    else:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        features = torch.from_numpy(mapped(folder, shape, np.float16))
+    done = 0
     limit = torch.finfo(features.dtype).max
     for batch in itertools.chain([first], batches):
         features[done : done + len(batch)] = batch if fits else batch.clamp(-limit, limit)
         done += len(batch)
     assert done == count
     return features
-
-
-def _mapped(shape: tuple[int, ...]) -> Tensor:
-    """A tensor of 16 bits in a file without a name, which goes when the tensor does."""
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    return torch.from_numpy(mapped(folder, shape, np.float16))
 
 
 def mapped(folder: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
