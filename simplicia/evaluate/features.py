@@ -18,6 +18,7 @@ from simplicia.data.source_index import cache_folder
 from simplicia.errors import UserError
 from simplicia.files import reserve
 from simplicia.progress import SHOWN, Counter, say, tracked
+from simplicia.representation import represent
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe
 
@@ -175,6 +176,14 @@ def mapped(folder: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def batches_of(features: Tensor, device: torch.device) -> Iterator[Tensor]:
     """The features that ``gather`` returned, in batches, on a device in 32 bits."""
     return (batch.to(device).float() for batch in features.split(256))
+
+
+def layer_batches(
+    run: Run, images: Any, layer: str, temperature: float | None = None, network: str = "online"
+) -> Iterator[Tensor]:
+    """A layer's representation of images, in batches."""
+    for features in batches_of(encoder_features(run, images, network), run.device):
+        yield represent(run.network(network), features, layer, temperature)
 
 
 def pick(features: Tensor, indices: Tensor, device: torch.device) -> Tensor:

@@ -5,12 +5,11 @@ from there the next time.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from simplicia import bottlenecks
 from simplicia.analyze import class_coherence
@@ -29,7 +28,7 @@ from simplicia.errors import UserError
 from simplicia.evaluate import finetune as finetuning
 from simplicia.evaluate import robustness as other_sets
 from simplicia.evaluate import transfer as transferring
-from simplicia.evaluate.features import batches_of, check_classes, encoder_features
+from simplicia.evaluate.features import check_classes, layer_batches
 from simplicia.evaluate.knn import knn as nearest_neighbours
 from simplicia.evaluate.probe import ProbeSettings
 from simplicia.evaluate.probe import fit as fit_probe
@@ -37,7 +36,6 @@ from simplicia.evaluate.probe import probe as linear_probe
 from simplicia.experiments.job import Job, reported
 from simplicia.experiments.runner import Measurement, Unprepared
 from simplicia.experiments.store import CellResult
-from simplicia.representation import represent
 from simplicia.result import Result
 from simplicia.run import Run
 from simplicia.train import checkpoint
@@ -198,11 +196,6 @@ def robustness(job: Job) -> Rows:
     return rows
 
 
-def _represent(run: Run, images: ImageSet, layer: str) -> Iterator[Tensor]:
-    batches = batches_of(encoder_features(run, images.images), run.device)
-    return (represent(run.network(), batch, layer) for batch in batches)
-
-
 @measure
 def entropy(job: Job) -> Rows:
     """The histogram of the entropies of all simplices of all training images."""
@@ -210,7 +203,7 @@ def entropy(job: Job) -> Rows:
     @torch.no_grad()
     def measure(run: Run) -> dict[str, Any]:
         train, sem = job.images[0], run.recipe.sem
-        histogram = entropy_histogram(_represent(run, train, "sem"), sem.vertices)
+        histogram = entropy_histogram(layer_batches(run, train.images, "sem"), sem.vertices)
         return {
             "protocol": "entropy of simplices, training images",
             "layer": "sem",
@@ -231,7 +224,7 @@ def spectrum(job: Job, layer: str = "embedder") -> Rows:
     @torch.no_grad()
     def measure(run: Run) -> dict[str, Any]:
         test = job.images[1]
-        features = torch.cat([batch.float() for batch in _represent(run, test, layer)])
+        features = torch.cat([batch.float() for batch in layer_batches(run, test.images, layer)])
         about = {"protocol": "spectrum of the covariance, test images", "images": len(test)}
         return about | layer_spectrum(layer, features).to_json()
 
