@@ -33,16 +33,9 @@ from simplicia.train.trainer import Trainer
 
 TIMED_STEPS, TIMED_ROUNDS, TIMED_EPOCHS = 20, 5, 1000
 REPORTED = (  # fields of an evaluation that its cells state
-    *(
-        "accuracy",
-        "standard_error",
-        "top5_accuracy",
-        "validation_accuracy",
-        "temperature",
-        "selected",
-        "correct_images",
-    ),
-    *("protocol", "online", "network", "layer", "commit", "torch", "simplicia", "date"),
+    *("accuracy", "standard_error", "top5_accuracy", "validation_accuracy", "correct_images"),
+    *("temperature", "selected", "protocol", "online", "network", "layer"),
+    *("commit", "torch", "simplicia", "date"),
 )
 
 
