@@ -280,21 +280,22 @@ def _ica_coherence(job: Job) -> tuple[dict[str, Any], Callable[[Run], dict[str, 
 
     def measure(run: Run) -> dict[str, Any]:
         analysis, folder = analyze(run, None, job.options.data_dir, quiet=job.options.quiet)
-        coherence = analysis["coherence"]
-        curve = next((curve for curve in coherence["curves"] if curve["layer"] == "ica"), None)
+        coherence = analysis.coherence
+        assert coherence is not None  # the images have labels
+        curve = next((curve for curve in coherence.curves if curve.layer == "ica"), None)
         if curve is None:
-            raise UserError(f"{run.path} has no coherence of 'ica': {'; '.join(analysis['notes'])}")
-        graph = next(g for g in coherence["graphs"] if (g["layer"], g["k"]) == ("ica", 5))
-        values = curve["coherence"] or []  # only data with superclasses has it
+            raise UserError(f"{run.path} has no coherence of 'ica': {'; '.join(analysis.notes)}")
+        graph = next(graph for graph in coherence.graphs if (graph.layer, graph.k) == ("ica", 5))
+        values = curve.coherence or []  # only data with superclasses has it
         return {
             "protocol": f"coherence of plain linear classifiers (simplicia analyze){how}",
             "layer": "ica",
-            "temperature": curve["temperature"],
-            "classifier_accuracy": curve["test_accuracy"],
-            "fit_images": curve["fit_images"],
-            "fit_epochs": curve["fit_epochs"],
-            **_coherence_values(values, curve["isolated"], analysis["data"]["classes"], graph["components"]),
-            "graph": f"{folder.name}/{graph['file']}",
+            "temperature": curve.temperature,
+            "classifier_accuracy": curve.test_accuracy,
+            "fit_images": curve.fit_images,
+            "fit_epochs": curve.fit_epochs,
+            **_coherence_values(values, curve.isolated, analysis.data.classes, graph.components),
+            "graph": f"{folder.name}/{graph.file}",
         }
 
     return {"layer": "ica", "briefly": briefly}, measure
