@@ -37,7 +37,7 @@ from simplicia.sem import simplicial
 FIT_ON_CPU = 5000  # training images: minutes instead of an hour for 65,000 features
 FIT_ON_GPU = 100_000  # whose features fit into memory
 BATCH = 256
-TEMPERATURES = (0.01, 0.1, 1.0)  # of the entropies, besides the run's own
+TEMPERATURES = (0.01, 0.1, 1.0)  # of the entropies, in addition to the run's own
 PRECISION_AT = (1, 2, 5, 10, 20, 50)
 FEATURES = 200  # of the atlas
 TOP_IMAGES = 12

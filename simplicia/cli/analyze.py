@@ -66,9 +66,9 @@ def _rows(analysis: "Analysis") -> Iterator[list[str]]:
     if atlas := analysis.atlas:
         yield ["dead vertices", f"{atlas.dead_vertices} of {atlas.simplices * atlas.vertices}"]
         yield ["duplicate simplices", f"{atlas.duplicate_simplices} of {atlas.simplices}"]
-    for found in analysis.retrieval.layers if analysis.retrieval else ():
-        if found.by_class:
-            yield [f"precision of the nearest image, {found.layer}", decimals(found.by_class[0], 3)]
+    for nearest in analysis.retrieval.layers if analysis.retrieval else ():
+        if nearest.by_class:
+            yield [f"precision of the nearest image, {nearest.layer}", decimals(nearest.by_class[0], 3)]
 
 
 @verb("report RUN [RUN …]")

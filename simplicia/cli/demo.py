@@ -84,7 +84,7 @@ def _demo(out: Path, epochs: int | None, device: str) -> None:
 
 
 def _meanings(atlas: "Atlas", classes: tuple[str, ...]) -> list[list[Any]]:
-    """For the vertices that tell most about the class: on how many images they fire, and on which class."""
+    """For the most informative vertices: how many images they fire on, and the most common class."""
     rows: list[list[Any]] = []
     for feature in atlas.ranked(ROWS)[0]:
         simplex, vertex = divmod(feature, atlas.shape[1])

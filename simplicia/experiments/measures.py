@@ -235,9 +235,8 @@ def spectrum(job: Job, layer: str = "embedder") -> Rows:
 def coherence(job: Job, layer: str) -> Rows:
     """Coherence at each K, and the graph at K = 5, of the weights of the linear probe.
 
-    The probe is that of ``probe``, at the temperature it chooses. Independent components have no probe:
-    theirs are the plain linear classifiers of ``analyze``, which on a CPU see fewer images. That is another
-    protocol.
+    ``probe`` trains the linear probe, at the temperature it chooses. Independent components have none; they
+    get the plain linear classifiers of ``analyze``, by another protocol, with fewer images on a CPU.
     """
     if layer == "ica":
         return [job.row(job.once(f"reproduce-coherence-{layer}", *_ica_coherence(job)))]

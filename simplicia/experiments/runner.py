@@ -242,7 +242,7 @@ def is_trained(folder: Path) -> bool:
 
 
 def _timed(measure: Measure, run: Run) -> dict[str, Any]:
-    """The values of a measurement; those of an analysis get their seconds, device, weights and versions."""
+    """The values of a measurement; an analysis also gets its seconds, device, checkpoint and versions."""
     start = time.monotonic()
     result = measure(run)
     if isinstance(result, Record):

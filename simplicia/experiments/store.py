@@ -15,7 +15,7 @@ from simplicia.result import Record, is_number, write_json
 class CellResult(Record):
     """One number of a table or one curve of a figure, and how it was measured."""
 
-    cell: str  # its name, followed by that of the part
+    cell: str  # the cell's name, then the part's
     experiment: str | None = None
     part: str | None = None  # of a measurement with several results
     dataset: str | None = None  # the images it was measured on

@@ -80,7 +80,7 @@ def _error_of_difference(one: CellResult, two: CellResult) -> tuple[float, bool]
 
 
 def _budget(experiment: Experiment) -> list[str]:
-    """Fields in which rows of one table agree, besides the protocol and the device."""
+    """The fields, apart from protocol and device, in which all rows of a table agree."""
     return [] if experiment.mixes_epochs else ["epochs"]
 
 
