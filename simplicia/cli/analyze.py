@@ -54,8 +54,7 @@ def analyze(
 def _rows(analysis: "Analysis") -> Iterator[list[str]]:
     if entropy := analysis.entropy:
         for nats in entropy.curves:
-            of_most = f"{nats.mean:.3f} of {entropy.ln_vertices:.3f} nats"
-            yield [f"entropy at {nats.temperature:g}", of_most]
+            yield [f"entropy at {nats.temperature:g}", f"{nats.mean:.3f} of {entropy.ln_vertices:.3f} nats"]
     for layer in analysis.spectrum.layers:
         rank = f"{layer.effective_rank:.1f} of {layer.features}"
         yield [f"effective rank, {layer.layer}", rank]
