@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from simplicia.errors import printable
+from simplicia.signals import handled
 
 # seconds: outside of a terminal, the first line comes after FIRST, and the gaps double up to LONGEST
 FIRST, LONGEST = 5.0, 60.0
@@ -126,18 +127,11 @@ def tracked(batches: Iterable[Any], label: str, total: int) -> Iterator[Any]:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Let SIGINT and SIGTERM wait until something is drawn: in the middle they would leave half a bar."""
-    if threading.current_thread() is not threading.main_thread():  # others receive none
-        yield
-        return
     received: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda number, frame: received.append(number))
     try:
-        yield
+        with handled((signal.SIGINT, signal.SIGTERM), lambda number, _: received.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if received:
             signal.raise_signal(received[0])
 

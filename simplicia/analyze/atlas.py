@@ -113,10 +113,9 @@ class Atlas:
         groups = [group for group in partitions.values() if len(group) > 1 and used[group[0]] > 1]
         of_classes: dict[str, Any] = {}
         if self.shape[2] > 1:
-            information = self.simplex_information()
+            best, information = self.best_simplices(MOST)
             share = self.table[0].sum(0).double() / self.images
             parts = {"mean": information.mean(), "largest": information.max(), "smallest": information.min()}
-            best = information.argsort(descending=True, stable=True)[:MOST].tolist()
             of_classes = {
                 "ranked_by": "information",
                 "class_entropy": -torch.special.xlogy(share, share).sum().item(),

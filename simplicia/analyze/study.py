@@ -5,8 +5,8 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
-from functools import partial
+from contextlib import closing, nullcontext, suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from simplicia.data import datasets, inputs
 from simplicia.data.datasets import ImageSet
 from simplicia.data.folder import fingerprint
 from simplicia.errors import UserError
-from simplicia.evaluate.features import check_finite, load_split, smallest_integer, stream_of
+from simplicia.evaluate.features import check_finite, load_split, smallest_integer
 from simplicia.evaluate.make_result import data_suffix
 from simplicia.files import write_errors, write_file
 from simplicia.neighbours import cosine
@@ -37,7 +37,7 @@ from simplicia.sem import simplicial
 FIT_ON_CPU = 5000  # training images: minutes instead of an hour for 65,000 features
 FIT_ON_GPU = 100_000  # whose features fit into memory
 BATCH = 256
-TEMPERATURES = (0.01, 0.1, 1.0)  # of the entropies, besides the run's own
+TEMPERATURES = (0.01, 0.1, 1.0)  # of the entropies, in addition to the run's own
 PRECISION_AT = (1, 2, 5, 10, 20, 50)
 FEATURES = 200  # of the atlas
 TOP_IMAGES = 12
@@ -109,7 +109,7 @@ class Study:
     """The images of an analysis, and the stages that measure on them, each a part of the ``Analysis``."""
 
     def __init__(self, run: Run, folder: Path, asked: report_data.Request, data_dir: str | None, quiet: bool):
-        self.run, self.folder, self.net, self.quiet = run, folder, run.network(), quiet
+        self.run, self.folder, self.net = run, folder, run.network()
         self.sem = "sem" in run.layers()
         bottleneck: Any = self.net.bottleneck
         # `embed` trains without the softmax, so it has no temperature of its own
@@ -134,36 +134,40 @@ class Study:
         self.superclass = None if labels is None or groups is None else groups.to(run.device)
         self.fit = _sample(0 if self.train is None else len(self.train), asked.fit_images)
         self.shown: set[int] = set()  # images that need a thumbnail
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # of each stage
         self.codes: Tensor | None = None
+        self.histogram: dict[str, Any] = {}  # of the entropies at ``temperature``
+        self.stages: dict[str, Callable[[], Any]] = {"images": self._images}
+        if self.sem:
+            self.stages |= {"atlas": self._atlas, "entropy": self._entropy}
+        self.stages |= {"spectrum": self._spectrum, "retrieval": self._retrieval}
+        if self.train is not None:
+            self.stages["coherence"] = self._coherence
+        self.stages["thumbnails"] = lambda: write_thumbnails(self.set, sorted(self.shown), self.folder)
+        self.progress = Progress(f"analyze {run.path.name}", len(self.stages), 0, quiet)
+
+    @cached_property
+    def features(self) -> Tensor:
+        """The encoder's output for the analysed images."""
+        return self._encode("encoding images", self.set.images[self.indices])
 
     @torch.no_grad()
     def measure(self) -> dict[str, Any]:
         """Run every stage that applies; write the files of the folder but ``analysis.json``."""
-        stages: dict[str, Callable[[], Any]] = {"images": self._images}
-        if self.sem:
-            stages |= {"atlas": self._atlas, "entropy": self._entropy}
-        stages |= {"spectrum": self._spectrum, "retrieval": self._retrieval}
-        if self.train is not None:
-            stages["coherence"] = self._coherence
-        stages["thumbnails"] = lambda: write_thumbnails(self.set, sorted(self.shown), self.folder)
         parts: dict[str, Any] = {"notes": self.notes}
-        with write_errors("the analysis", self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # first the file that makes an analysis complete
-            (self.folder / "analysis.json").unlink(missing_ok=True)
-            for old in [*self.folder.glob("thumbnails-*.jpg"), *self.folder.glob("graph-*.graphml")]:
-                old.unlink()
-        self.progress = Progress(f"analyze {self.run.path.name}", len(stages), 0, self.quiet)
-        try:
-            for name, stage in stages.items():
+        with closing(self.progress):
+            with write_errors("the analysis", self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                # first the file that makes an analysis complete
+                (self.folder / "analysis.json").unlink(missing_ok=True)
+                for old in [*self.folder.glob("thumbnails-*.jpg"), *self.folder.glob("graph-*.graphml")]:
+                    old.unlink()
+            for name, stage in self.stages.items():
                 start = time.monotonic()
                 self._say(name)
                 parts[name] = stage()
                 self.seconds[name] = time.monotonic() - start
             self._say("done")
-        finally:
-            self.progress.close()
         seconds = {"seconds": self.seconds, "seconds_total": sum(self.seconds.values())}
         parts["provenance"] = report_data.Provenance.make(**versions(self.run.device), **seconds)
         parts["data"] = parts.pop("images")
@@ -188,8 +192,7 @@ class Study:
         return indices
 
     def _images(self) -> report_data.DataFacts:
-        data, about = self.set, (self.set.name, self.split, len(self.indices), len(self.fit))
-        self.features = self._encode("encoding images", data.images[self.indices])
+        data, about = self.set, (self.set.name, self.split, len(self.features), len(self.fit))
         counts = None if self.labels is None else self.labels.bincount(minlength=len(data.classes)).tolist()
         groups = None if self.superclass is None else self.superclass.tolist()
         return report_data.DataFacts(*about, list(data.classes), counts, groups, list(data.superclasses))
@@ -392,13 +395,10 @@ def _originals(data: ImageSet, indices: list[int]) -> Tensor:
 
 def _image_sets(run: Run, name: str, data_dir: str | None) -> tuple[ImageSet | None, ImageSet, str]:
     """The labelled training images, if there are any, the images to look at, and their split."""
-    size = datasets.decoded_size(name, run.recipe.actual_decode_size)
-    root = data_dir or run.recipe.data_dir
-    stream = stream_of(run, name)
-    train = load_split(name, "train", root, size, stream)
+    train = load_split(run.recipe, "train", name, data_dir)
     if train.labels is None:
         return None, train, "train"
-    test = load_split(name, "test", root, size, stream)
+    test = load_split(run.recipe, "test", name, data_dir)
     return (None if test.labels is None else train), test, "test"
 
 

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from simplicia.cli.tables import decimals, echo, load_run, table
 from simplicia.cli.verbs import POSITIVE, Images, OutputFile, Temperature, verb
 from simplicia.errors import UserError
 from simplicia.progress import plural
+
+if TYPE_CHECKING:
+    from simplicia.analyze.report_data import Analysis
 
 
 @verb("analyze RUN [RUN …]")
@@ -37,11 +40,10 @@ def analyze(
         limits = images, fit_images, temperature
         run = load_run(path, given.device)
         analysis, folder = analyze(run, given.data, given.data_dir, *limits, out, again=again)
-        about = analysis["data"]
-        images_read = plural(about["images"], f"{about['split']} image")
-        title = f"{analysis['run']['name']}, {images_read} of {about['name']}"
+        images_read = plural(analysis.data.images, f"{analysis.data.split} image")
+        title = f"{analysis.run.name}, {images_read} of {analysis.data.name}"
         table(title, ["", ""], _rows(analysis))
-        for note in analysis["notes"]:
+        for note in analysis.notes:
             echo(f"note: {note}")
         echo(f"written to {folder}")
         analyses.append(analysis)
@@ -49,24 +51,23 @@ def analyze(
         echo(f"{plural(len(write_figures(analyses, figures)), 'file')} written to {figures}")
 
 
-def _rows(analysis: Any) -> Iterator[list[str]]:
-    for curve in analysis["entropy"]["curves"] if analysis["entropy"] else ():
-        top = analysis["entropy"]["ln_vertices"]
-        yield [f"entropy at {curve['temperature']:g}", f"{curve['mean']:.3f} of {top:.3f} nats"]
-    for layer in analysis["spectrum"]["layers"]:
-        rank = f"{layer['effective_rank']:.1f} of {layer['features']}"
-        yield [f"effective rank, {layer['layer']}", rank]
-    for curve in analysis["coherence"]["curves"] if analysis["coherence"] else ():
-        if values := curve["coherence"]:
+def _rows(analysis: "Analysis") -> Iterator[list[str]]:
+    if entropy := analysis.entropy:
+        for nats in entropy.curves:
+            yield [f"entropy at {nats.temperature:g}", f"{nats.mean:.3f} of {entropy.ln_vertices:.3f} nats"]
+    for layer in analysis.spectrum.layers:
+        rank = f"{layer.effective_rank:.1f} of {layer.features}"
+        yield [f"effective rank, {layer.layer}", rank]
+    for curve in analysis.coherence.curves if analysis.coherence else ():
+        if values := curve.coherence:
             at = " ".join(decimals(values[k - 1], 3) for k in (1, 5, 20) if k <= len(values))
-            yield [f"coherence at K = 1, 5, 20, {curve['label']}", at]
-    if atlas := analysis["atlas"]:
-        simplices = atlas["simplices"]
-        yield ["dead vertices", f"{atlas['dead_vertices']} of {simplices * atlas['vertices']}"]
-        yield ["duplicate simplices", f"{atlas['duplicate_simplices']} of {simplices}"]
-    for layer in analysis["retrieval"]["layers"] if analysis["retrieval"] else ():
-        if layer["by_class"]:
-            yield [f"precision of the nearest image, {layer['layer']}", decimals(layer["by_class"][0], 3)]
+            yield [f"coherence at K = 1, 5, 20, {curve.label}", at]
+    if atlas := analysis.atlas:
+        yield ["dead vertices", f"{atlas.dead_vertices} of {atlas.simplices * atlas.vertices}"]
+        yield ["duplicate simplices", f"{atlas.duplicate_simplices} of {atlas.simplices}"]
+    for nearest in analysis.retrieval.layers if analysis.retrieval else ():
+        if nearest.by_class:
+            yield [f"precision of the nearest image, {nearest.layer}", decimals(nearest.by_class[0], 3)]
 
 
 @verb("report RUN [RUN …]")
@@ -93,7 +94,7 @@ def report(
     echo(f"written to {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
-def _analysis(path: Path, given: Images, images: int | None) -> tuple[Any, Path]:
+def _analysis(path: Path, given: Images, images: int | None) -> "tuple[Analysis, Path]":
     """The analysis of a run, measured first if it is missing or outdated, or an analysis without its run."""
     from simplicia.analyze.report_data import read
     from simplicia.analyze.study import analyze, folder_of

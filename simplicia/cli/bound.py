@@ -65,16 +65,13 @@ def bound(
 
 def _measure(path: str, given: OnRun, temperatures: Any, json: Json) -> None:
     from simplicia.analyze.tradeoff import tradeoff
-    from simplicia.data import datasets
-    from simplicia.evaluate.features import load_split, report_skipped, stream_of
+    from simplicia.evaluate.features import load_split, report_skipped
     from simplicia.evaluate.make_result import data_suffix
 
     run = load_run(path, given.device)
-    name, data_dir = given.data or run.recipe.data, given.data_dir or run.recipe.data_dir
-    size = datasets.decoded_size(name, run.recipe.actual_decode_size)
-    stream = stream_of(run, name)
-    train = load_split(name, "train", data_dir, size, stream)
-    test = None if train.labels is None else load_split(name, "test", data_dir, size, stream)
+    where = given.data, given.data_dir
+    train = load_split(run.recipe, "train", *where)
+    test = None if train.labels is None else load_split(run.recipe, "test", *where)
     for images in (train, test):
         if images is not None:
             report_skipped(images.name, images.skipped)

@@ -99,19 +99,18 @@ def search(
     else:
         opened.use(run, device)
         found = opened.search([query], k, exact=not fast, vertices=filters)
-    rows, shared = [], []
+    rows = []
     for i, (row, name) in enumerate(zip(found.indices[0].tolist(), found.names[0], strict=True)):
         same = opened.agreeing(found.codes[0], row)
         agree, distance = int(found.agree[0, i]), float(found.distance[0, i])
         rows.append({"image": name, "agree": agree, "distance": distance, "simplices": same})
-    if query is not None:
-        shared = opened.explain(found.codes[0], found.indices[0].tolist())
-    what = f"images of {index} like {query}" if query else f"images of {index} with {' '.join(vertex or ())}"
     if query is None:
-        table(what, ["image"], rows)
+        shared = []
+        table(f"images of {index} with {' '.join(vertex or ())}", ["image"], rows)
     else:
+        shared = opened.explain(found.codes[0], found.indices[0].tolist())
         agreeing = ("agreeing simplices", lambda row: f"{row['agree']} of {found.simplices}")
-        table(what, ["image", agreeing, "distance"], rows)
+        table(f"images of {index} like {query}", ["image", agreeing, "distance"], rows)
         columns = [
             ("vertex", lambda v: f"{v.simplex}:{v.vertex}"),
             ("results that share it", lambda v: v.neighbours),

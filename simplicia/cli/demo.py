@@ -85,7 +85,7 @@ def _demo(out: Path, epochs: int | None, device: str) -> None:
 
 
 def _meanings(atlas: "Atlas", classes: tuple[str, ...]) -> list[list[Any]]:
-    """For the vertices that tell most about the class: on how many images they fire, and on which class."""
+    """For the most informative vertices: how many images they fire on, and the most common class."""
     rows: list[list[Any]] = []
     for feature in atlas.ranked(ROWS)[0]:
         simplex, vertex = divmod(feature, atlas.shape[1])
@@ -101,11 +101,9 @@ def _measure(model: str, run: "Run", layer: str, train: "ImageSet", test: "Image
     Of simplices: at the temperature that held-out training images choose, and at 0.
     """
     from simplicia.evaluate.knn import knn
-    from simplicia.evaluate.probe import preset, probe, progress_bar
+    from simplicia.evaluate.probe import preset, probe
 
-    how = preset("demo")
-    with progress_bar(layer, how) as progress:
-        result = probe(run, train, test, layer, how, progress=progress)
+    result = probe(run, train, test, layer, preset("demo"), quiet=False)
     run.write_result(f"probe-{layer}", result)
     rows = []
     for row in result["per_temperature"] or [result.to_json()]:

@@ -34,6 +34,7 @@ class Measure(verbs.Images):
     layer: verbs.Layer = None
     network: verbs.Network = "online"
     json: Annotated[OutputFile | None, "file for the numbers (default: in the run)"] = None
+    quiet: Quiet = False
 
     def labelled(self, run: "Run") -> "tuple[ImageSet, ImageSet]":
         """Training and test images with labels."""
@@ -79,13 +80,12 @@ def probe(
     *,
     preset: Annotated[str, "quick, or the paper's cifar or imagenet"] = "quick",
     classifier: ClassifierFile = None,
-    quiet: Quiet = False,
 ) -> None:
     """Measure the accuracy of a run by an offline linear probe.
 
     Linear classifiers are trained on frozen features, chosen on held-out training images, and tested once.
     """
-    from simplicia.evaluate.probe import preset_details, probe, progress_bar
+    from simplicia.evaluate.probe import preset_details, probe
 
     how, run = settings.checked(), load_run(given.run, given.device)
     layer = run.check_layer(given.layer)
@@ -93,8 +93,7 @@ def probe(
     run.network(given.network)
     train, test = given.labelled(run)
     trained: list[Classifier] = []
-    with progress_bar(layer, how, quiet) as progress:
-        result = probe(run, train, test, layer, how, given.network, progress, trained.append)
+    result = probe(run, train, test, layer, how, given.network, given.quiet, trained.append)
     result = result.replace(**preset_details(preset, how))
     note = ""
     if (matrix := result["temperature_matrix"]) is not None:
@@ -128,7 +127,6 @@ def knn(
     *,
     temperature: Temperature = None,
     k: Annotated[int | None, "number of neighbours (default: 20)", POSITIVE] = None,
-    quiet: Quiet = False,
 ) -> None:
     """Measure the nearest-neighbour accuracy of a run.
 
@@ -185,9 +183,7 @@ class MeasureCodes(Measure):
 
 
 @verb("transfer RUN", "evaluate.transfer:TransferSettings", f"{SHARED} temperature")
-def transfer(
-    given: MeasureCodes, settings: Settings, *, temperature: Temperature = None, quiet: Quiet = False
-) -> None:
+def transfer(given: MeasureCodes, settings: Settings, *, temperature: Temperature = None) -> None:
     """Measure logistic regression on another data set's frozen features or codes.
 
     Its regulariser is chosen on validation images.
@@ -197,7 +193,7 @@ def transfer(
     how, run = settings.checked(), load_run(given.run, given.device)
     layer = default_layer(run, given.layer)
     sets = load_splits(run, given.data, given.data_dir, how.validation, how.seed)
-    result = transfer(run, sets, layer, temperature, how, given.network, quiet)
+    result = transfer(run, sets, layer, temperature, how, given.network, given.quiet)
     if not result["converged"]:
         echo("the last fit did not converge")
     title = f"transfer to {result['dataset']}, logistic regression, {layer}, {result['network']} network"
@@ -210,9 +206,7 @@ class MeasureTrained(Measure):
 
 
 @verb("finetune RUN", "evaluate.finetune:FinetuneSettings", f"{SHARED} lrs epochs steps classifier")
-def finetune(
-    given: MeasureTrained, settings: Settings, *, classifier: ClassifierFile = None, quiet: Quiet = False
-) -> None:
+def finetune(given: MeasureTrained, settings: Settings, *, classifier: ClassifierFile = None) -> None:
     """Train the encoder further with the labels of another data set.
 
     Embedder and a new classifier are trained too. The learning rate is chosen on validation images; then
@@ -225,7 +219,7 @@ def finetune(
     layer = trainable_layer(run, given.layer)
     sets = load_splits(run, given.data, given.data_dir, how.validation, how.seed)
     trained: list[Classifier] = []
-    result = finetune(run, sets, layer, how, given.network, quiet, trained.append)
+    result = finetune(run, sets, layer, how, given.network, given.quiet, trained.append)
     title = f"fine-tuned on {result['dataset']}, {layer}, {plural(result['steps'], 'step')}"
     columns: list[Column] = [("learning rate", "lr"), *TUNED]
     given.finish(run, "finetune", result, title, columns, None, trained, classifier)
@@ -238,7 +232,6 @@ def semi(
     *,
     list_: Annotated[Path | None, "file of the labelled images' names, one a line (default: drawn)"] = None,
     classifier: ClassifierFile = None,
-    quiet: Quiet = False,
 ) -> None:
     """Train the encoder further with a small share of the labels.
 
@@ -251,7 +244,7 @@ def semi(
         raise UserError("--list names the labelled images and --fraction draws them; give one of the two")
     layer = trainable_layer(run, given.layer)
     trained: list[Classifier] = []
-    result = semi(run, *given.labelled(run), layer, how, list_, given.network, quiet, trained.append)
+    result = semi(run, *given.labelled(run), layer, how, list_, given.network, given.quiet, trained.append)
     labels = plural(result["labelled_images"], "label")
     title = f"{labels} of {result['dataset']}, {layer}: {result['labelled_list']}"
     columns = [("learning rate", "lr"), "epochs", "temperature", *TUNED, TOP5]
@@ -284,7 +277,6 @@ def robustness(
         "or <corruption>.npy and labels.npy",
     ] = (),
     corrupt: Annotated[bool, "make fifteen corruptions of the test images"] = False,
-    quiet: Quiet = False,
 ) -> None:
     """Measure a linear probe on other test sets and corrupted images.
 
@@ -307,8 +299,8 @@ def robustness(
     layer = default_layer(run, given.layer) if probe == "logistic" else run.check_layer(given.layer)
     _check_temperatures(settings, layer)
     train, test = given.labelled(run)
-    how_to = {"layer": layer, "temperature": temperature, "settings": how, "network": given.network}
-    result = robustness(run, train, test, list(sets), corrupt, **how_to, quiet=quiet)
+    how_to = layer, temperature, how, given.network, given.quiet
+    result = robustness(run, train, test, list(sets), corrupt, *how_to)
     protocol = "robustness"
     if probe != "logistic":
         result = result.replace(**preset_details(probe, how))

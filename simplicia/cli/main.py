@@ -4,7 +4,6 @@ import importlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,6 +21,7 @@ from simplicia.errors import (
     unknown,
 )
 from simplicia.progress import close_live
+from simplicia.signals import handled
 
 # in the order of the help; each registers one verb or a few
 MODULES = (
@@ -118,13 +118,8 @@ def _raise_on_sigterm() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt("terminated")
 
-    is_main = threading.current_thread() is threading.main_thread()  # others cannot install handlers
-    before = signal.signal(signal.SIGTERM, stop) if is_main else None
-    try:
+    with handled([signal.SIGTERM], stop):
         yield
-    finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _dispatch(words: list[str]) -> None:

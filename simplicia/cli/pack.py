@@ -7,7 +7,7 @@ from typing import Annotated
 from simplicia.cli.tables import echo
 from simplicia.cli.verbs import Quiet, verb
 from simplicia.errors import UserError
-from simplicia.progress import Progress, say
+from simplicia.progress import Counter, say
 from simplicia.settings import Range
 
 
@@ -32,18 +32,11 @@ def pack(
     if out is None and not check:
         raise UserError("simplicia pack takes two folders, SOURCE and OUT; see simplicia pack --help")
     folder = Path(out or source)
-    with closing(Progress("verifying" if check else "packing", 0, 0, quiet)) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            if bar.bar is not None:
-                bar.bar.update(bar.task, total=total)
-            bar.update(done, f"{total:,} in all")
-
+    with closing(Counter("verifying" if check else "packing", quiet)) as bar:
         if check:
-            count = packing.check(folder, show)
+            count = packing.check(folder, bar.update)
         else:
-            count, left_out = packing.pack(Path(source), folder, size, quality, max_unreadable, show)
+            count, left_out = packing.pack(Path(source), folder, size, quality, max_unreadable, bar.update)
     if check:
         echo(f"{count:,} images in {folder} are as they were packed")
         return

@@ -32,11 +32,11 @@ def predict(
     if out is not None:
         check_output(out)
     loaded = load_classifier(classifier, device)
-    found, rows = predict_folder(loaded, Path(images), top, quiet)
+    image_set, rows = predict_folder(loaded, Path(images), top, quiet)
     columns: list[Column] = ["file", "class", ("probability", lambda row: f"{row['probability']:.3f}")]
     more = f", the first {SHOWN}" if len(rows) > SHOWN else ""
     how = f"{loaded.about.kind} on {loaded.about.layer}"
     table(f"{plural(len(rows), 'image')} by {how}{more}", columns, rows[:SHOWN])
-    report_skipped(images, found.skipped)
+    report_skipped(images, image_set.skipped)
     if out is not None:
         echo(f"written to {write(out, rows)}")

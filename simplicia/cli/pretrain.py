@@ -115,11 +115,10 @@ def pretrain(
     if given.resume and out and not Path(out, "recipe.yaml").exists():
         say([f"there is no run in {out} to resume: a new one begins"])
     options: Any = {"out": out, "processes": processes, **vars(given), **settings.changes}
-    if dry_run:
-        with _advice_if_memory_is_full(settings, given.device, processes):
-            simplicia.dry_run(recipe, **options)
-        return
     with _advice_if_memory_is_full(settings, given.device, processes):
+        if dry_run:
+            simplicia.dry_run(recipe, **options)
+            return
         run = simplicia.pretrain(recipe, **options)
     if rank() == 0:
         steps, seconds = plural(run.step, "step"), decimals(run.state["seconds"], 0)

@@ -1,6 +1,7 @@
 """simplicia reproduce: measure the paper's tables and figures."""
 
 import shlex
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -112,13 +113,12 @@ def _list(epochs: int | None, step_times: Path) -> None:
     from simplicia.progress import Progress
 
     rows, budgets = [], Budgets(step_times)
-    bar = Progress("counting costs of models", len(EXPERIMENTS), 0)
-    for number, experiment in enumerate(EXPERIMENTS.values(), 1):
-        cost = budgets.of(experiment, epochs)
-        bar.update(number)
-        hours = decimals(cost.hours) + ("" if cost.hours is None or cost.timed else ", estimate")
-        sizes = decimals(cost.gib, 0), decimals(cost.disk, 0)
-        rows.append([experiment.name, experiment.title, cost.runs, hours, *sizes, experiment.data])
-    bar.close()
+    with closing(Progress("counting costs of models", len(EXPERIMENTS), 0)) as bar:
+        for number, experiment in enumerate(EXPERIMENTS.values(), 1):
+            cost = budgets.of(experiment, epochs)
+            bar.update(number)
+            hours = decimals(cost.hours) + ("" if cost.hours is None or cost.timed else ", estimate")
+            sizes = decimals(cost.gib, 0), decimals(cost.disk, 0)
+            rows.append([experiment.name, experiment.title, cost.runs, hours, *sizes, experiment.data])
     table("experiments", ["name", "what", "runs", "GPU hours", "GiB (estimate)", "GB on disk", "data"], rows)
     print(SOURCE.format(path=step_times))

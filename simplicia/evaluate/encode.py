@@ -40,7 +40,7 @@ def encode(
 
     The file also has ``files`` for a folder, and ``labels``, ``classes`` and ``split`` as far as the images
     have them; a named data set is encoded with all its splits. Codes are stored in the smallest integers that
-    hold them; layer "tokens" has codes of patches. The end of the file's name gives its format.
+    hold them; layer "tokens" has the codes of patches. The end of the file's name gives its format.
     """
     if out.suffix not in FORMATS:
         raise UserError(f"--out is {str(out)!r}; it must end in {' or '.join(FORMATS)}")
@@ -50,9 +50,9 @@ def encode(
         raise UserError(f"there is no folder {str(out.parent)!r} to write {out.name} into")
     if not images:
         raise UserError("no folder of images is named; give one ('.' is the current one)")
-    checked = (
-        [_check_layer(run, layer) for layer in dict.fromkeys(layers)] if layers else [run.check_layer(None)]
-    )
+    checked = list(dict.fromkeys(layers or [run.check_layer(None)]))
+    for layer in checked:
+        run.check_layer("codes" if layer == "tokens" else layer)
     if out.suffix == ".csv" and "tokens" in checked:
         raise UserError(
             "layer 'tokens' has codes for each patch of an image, and .csv a row; give .npz or .parquet"
@@ -70,7 +70,11 @@ def encode(
             view = run.view(pixels)
             features = check_finite(run, net.encoder(view))  # once for all layers; codes would not show it
             for layer in checked:
-                x = check_finite(run, _represent(net, view, features, layer, temperature)).cpu().numpy()
+                if layer == "tokens":
+                    output = patch_codes(net, view)
+                else:
+                    output = represent(net, features, layer, temperature if layer == "sem" else None)
+                x = check_finite(run, output).cpu().numpy()
                 x = x.astype(_smallest(net.bottleneck.vertices)) if layer in ("codes", "tokens") else x
                 if layer not in stores:
                     stores[layer] = _Store(layer, x, count, out.parent)
@@ -133,12 +137,6 @@ def _write_parquet(path: Path, arrays: dict[str, np.ndarray], layers: list[str])
 FORMATS = {".npz": _write_npz, ".csv": _write_csv, ".parquet": _write_parquet}
 
 
-def _represent(net: Any, view: Tensor, features: Tensor, layer: str, temperature: float | None) -> Tensor:
-    if layer == "tokens":
-        return patch_codes(net, view)
-    return represent(net, features, layer, temperature if layer == "sem" else None)
-
-
 class _Store:
     """The rows of an array: in memory, or if they are many in a file without a name."""
 
@@ -190,24 +188,12 @@ def _smallest(vertices: int) -> Any:
     return next(kind for kind in (np.uint8, np.uint16, np.int32) if vertices - 1 <= np.iinfo(kind).max)
 
 
-def _check_layer(run: Run, layer: str) -> str:
-    """The given layer, which the run must have; "tokens" are the codes of patches."""
-    if layer != "tokens":
-        return run.check_layer(layer)
-    run.check_layer("codes")
-    return layer
-
-
 def _read(run: Run, images: str, data_dir: str | Path | None) -> tuple[list[ImageSet], dict[str, np.ndarray]]:
     """Image sets, and arrays that describe each of their images."""
-    size = run.recipe.actual_decode_size
-    stream = True if run.recipe.stream else None
     if images not in datasets.names() or Path(images).exists():
-        batch = datasets.read_all(Path(images), size, stream)
+        batch = datasets.read_all(Path(images), run.recipe.actual_decode_size, run.recipe.stream or None)
         return [batch], {"files": np.array(batch.files), **_labels(Path(images), batch.files)}
-    place, decoded = data_dir or run.recipe.data_dir, datasets.decoded_size(images, size)
-    stream = stream if datasets.has_files(images) else False
-    sets = [load_split(images, split, place, decoded, stream) for split in ("train", "test")]
+    sets = [load_split(run.recipe, split, images, data_dir) for split in ("train", "test")]
     about = {
         "labels": np.concatenate([part.labels.numpy() for part in sets if part.labels is not None]),
         "classes": np.array(sets[0].classes),

@@ -17,6 +17,7 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.files import cache_folder, reserve
 from simplicia.progress import SHOWN, Counter, say, tracked
+from simplicia.representation import represent
 from simplicia.run import Run
 from simplicia.train.recipe import Recipe
 
@@ -24,10 +25,17 @@ CACHED_SETS = 4  # sets of images whose features a run keeps
 MAPPED_BYTES = 4 * 2**30  # larger features are kept in a file
 
 
-def stream_of(run: Run | Recipe, name: str) -> bool | None:
-    """Whether to stream a data set: if the run's was, and else (None) if memory cannot hold it."""
-    recipe = run.recipe if isinstance(run, Run) else run
-    return (recipe.stream or None) if datasets.has_files(name) else False
+def source_of(
+    recipe: Recipe, data: str | None, data_dir: str | Path | None
+) -> tuple[str, str | Path | None, int | None, bool | None]:
+    """The name, folder, decoded size and streaming of the images to measure on, by default the run's own.
+
+    Files are streamed if the run's were, and else (None) if memory cannot hold them.
+    """
+    name = data or recipe.data
+    stream = (recipe.stream or None) if datasets.has_files(name) else False
+    size = datasets.decoded_size(name, recipe.actual_decode_size)
+    return name, data_dir or recipe.data_dir, size, stream
 
 
 def load_labelled(
@@ -40,12 +48,9 @@ def load_labelled(
     (1438, ('0', '1'))
     """
     recipe = run.recipe if isinstance(run, Run) else run
-    name, directory = data or recipe.data, data_dir or recipe.data_dir
-    size = datasets.decoded_size(name, recipe.actual_decode_size)
-    stream = stream_of(recipe, name)
-    train = load_split(name, "train", directory, size, stream)
+    train = load_split(recipe, "train", data, data_dir)
     check_labels(train)  # a folder without classes has no test split to load
-    test = load_split(name, "test", directory, size, stream)
+    test = load_split(recipe, "test", data, data_dir)
     for images in (train, test):
         report_skipped(images.name, images.skipped)
     if test.labels is None:
@@ -58,9 +63,10 @@ def load_labelled(
 
 
 def load_split(
-    name: str, split: str, directory: str | Path | None, size: int | None, stream: bool | None = False
+    recipe: Recipe, split: str, data: str | None = None, data_dir: str | Path | None = None
 ) -> ImageSet:
-    """The images of a split; a command shows how many are read."""
+    """The images of a split of the run's data set, or of another one; a command shows how many are read."""
+    name, directory, size, stream = source_of(recipe, data, data_dir)
     with closing(Counter(f"reading {split} images", not SHOWN.get())) as bar:
         return datasets.load(name, split, directory, size=size, progress=bar.update, stream=stream)
 
@@ -144,20 +150,19 @@ def gather(batches: Iterator[Tensor], count: int) -> Tensor:
     shape = count, *first.shape[1:]
     most = torch.cuda.mem_get_info(first.device)[0] // 4 if first.is_cuda else MAPPED_BYTES
     fits = 4 * math.prod(shape) <= most
-    features, done = first.new_empty(shape) if fits else _mapped(shape), 0
+    if fits:
+        features = first.new_empty(shape)
+    else:
+        folder = cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        features = torch.from_numpy(mapped(folder, shape, np.float16))
+    done = 0
     limit = torch.finfo(features.dtype).max
     for batch in itertools.chain([first], batches):
         features[done : done + len(batch)] = batch if fits else batch.clamp(-limit, limit)
         done += len(batch)
     assert done == count
     return features
-
-
-def _mapped(shape: tuple[int, ...]) -> Tensor:
-    """A tensor of 16 bits in a file without a name, which goes when the tensor does."""
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    return torch.from_numpy(mapped(folder, shape, np.float16))
 
 
 def mapped(folder: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -170,6 +175,14 @@ def mapped(folder: Path, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 def batches_of(features: Tensor, device: torch.device) -> Iterator[Tensor]:
     """The features that ``gather`` returned, in batches, on a device in 32 bits."""
     return (batch.to(device).float() for batch in features.split(256))
+
+
+def layer_batches(
+    run: Run, images: Any, layer: str, temperature: float | None = None, network: str = "online"
+) -> Iterator[Tensor]:
+    """A layer's representation of images, in batches."""
+    for features in batches_of(encoder_features(run, images, network), run.device):
+        yield represent(run.network(network), features, layer, temperature)
 
 
 def pick(features: Tensor, indices: Tensor, device: torch.device) -> Tensor:

@@ -236,7 +236,7 @@ def finetune(
 ) -> Result:
     """Test accuracy of the fine-tuned run, through SEM if it has one, or of its encoder (``layer``).
 
-    ``keep`` is called with the classifier, as that of ``probe``.
+    ``keep`` is called with the trained classifier: ``keep=Classifier.save`` saves it.
 
     >>> splits = Splits(train, test, test, False)
     >>> result = finetune(run, splits, settings=FinetuneSettings(lrs=(0.01,), steps=1, batch_size=8))
@@ -268,7 +268,7 @@ def semi(
 ) -> Result:
     """Top-1 and top-5 test accuracy after fine-tuning on a share of the labels, or on a list of images.
 
-    ``keep`` is called with the classifier, as that of ``probe``.
+    ``keep`` is called with the trained classifier: ``keep=Classifier.save`` saves it.
 
     >>> few = SemiSettings(fraction=0.1, lrs=(0.01,), epochs=(1,), temperatures=(1.0,), batch_size=8)
     >>> semi(run, train, test, settings=few).top5_accuracy <= 100

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ def predict(
     if top < 1:
         raise UserError(f"top is {top}; it must be at least 1")
     image_set, rows = datasets.read_all(images, classifier.about.decode_size), []
-    bar = Progress("classifying", len(image_set), 0, quiet)
-    try:
+    with closing(Progress("classifying", len(image_set), 0, quiet)) as bar:
         for start in range(0, len(image_set), 256):
             probabilities = classifier.predict_proba(image_set.images[start : start + 256])
             for file, row in zip(image_set.files[start:], probabilities, strict=False):
@@ -33,8 +33,6 @@ def predict(
                 guesses = [{"class": str(classifier.classes_[i]), "probability": float(row[i])} for i in best]
                 rows.append({"file": file, **guesses[0], "top": guesses})
             bar.update(len(rows))
-    finally:
-        bar.close()
     return image_set, rows
 
 

@@ -9,8 +9,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +32,6 @@ from simplicia.settings import Range, check
 
 Grid = tuple[float, ...]
 NOT_NEGATIVE = Range(low=0, empty=False)
-OnEpoch = Callable[[int, int], None]  # (epochs done, epochs in total)
 
 
 @dataclass
@@ -179,11 +178,12 @@ def fit(
     layer: str | None = None,
     settings: ProbeSettings | None = None,
     network: str = "online",
-    progress: OnEpoch = lambda done, total: None,
+    quiet: bool = True,
+    after_epoch: Callable[[], Any] = lambda: None,
 ) -> TrainedProbes:
     """Train the grid on a part of the training images, choose on the rest, and retrain on all of them.
 
-    With several seeds, choose by their mean validation accuracy.
+    With several seeds, choose by their mean validation accuracy. A bar counts the epochs, unless ``quiet``.
 
     >>> trained = fit(run, train, "encoder", ProbeSettings(epochs=1, lrs=(1.0,)))
     >>> trained.classifier().predict(images).shape
@@ -196,15 +196,17 @@ def fit(
     temperatures: tuple[float | None, ...] = taus.get(layer, (None,))
     device, classes, labels = run.device, len(images.classes), check_labels(images).to(run.device)
     is_held_out = _hold_out(images, settings.validation).to(device)
-    inputs = Inputs(run, images.images, layer, temperatures, network, settings.augment)
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    done, total = itertools.count(1), 2 * settings.seeds * settings.epochs
     how = {name: getattr(settings, name) for name in ("epochs", "batch_size", "momentum", "nesterov")}
-    how["after_epoch"] = lambda: progress(next(done), total)
+
+    def count_epoch() -> None:
+        bar.update(bar.step + 1, "choosing" if 2 * bar.step < bar.total else "retraining")
+        after_epoch()
 
     def train_probes(indices: Tensor, grids: list[list[Rates]], seed: int) -> Probes:
         views = functools.partial(inputs.training, seed)
-        return train(views, inputs.width, indices, labels, classes, grids, seed=seed, **how)
+        options = {**how, "seed": seed, "after_epoch": count_epoch}
+        return train(views, inputs.width, indices, labels, classes, grids, **options)
 
     def check_finite(finite: Tensor) -> None:
         if not finite.all():
@@ -215,27 +217,22 @@ def fit(
     fit_on, choose_on = (mask.nonzero()[:, 0] for mask in (~is_held_out, is_held_out))
     grid = [Rates(*rates) for rates in itertools.product(settings.lrs, settings.l1, settings.l2)]
     right = torch.zeros(len(temperatures), len(grid), device=device)
-    for seed in seeds:
-        candidates = train_probes(fit_on, [grid] * len(temperatures), seed)
-        right += correct(candidates, inputs.plain, choose_on, labels, classes)[0].sum(1)
-        right[~candidates.finite(classes)] = -math.inf  # never choose a probe that diverged
-        del candidates  # a grid can be gigabytes
-    check_finite((right >= 0).any(1))
-    best = right.max(1)
-    chosen = [grid[i] for i in best.indices.tolist()]
     everything = torch.arange(len(images), device=device)
-    probes = [train_probes(everything, [[rates] for rates in chosen], seed) for seed in seeds]
+    with closing(Progress(f"probes on {layer}", 2 * len(seeds) * settings.epochs, 0, quiet)) as bar:
+        inputs = Inputs(run, images.images, layer, temperatures, network, settings.augment)
+        for seed in seeds:
+            candidates = train_probes(fit_on, [grid] * len(temperatures), seed)
+            right += correct(candidates, inputs.plain, choose_on, labels, classes)[0].sum(1)
+            right[~candidates.finite(classes)] = -math.inf  # never choose a probe that diverged
+            del candidates  # a grid can be gigabytes
+        check_finite((right >= 0).any(1))
+        best = right.max(1)
+        chosen = [grid[i] for i in best.indices.tolist()]
+        probes = [train_probes(everything, [[rates] for rates in chosen], seed) for seed in seeds]
     check_finite(torch.stack([each.finite(classes) for each in probes]))
     accuracies = [100 * count / (len(choose_on) * len(seeds)) for count in best.values.tolist()]
     about = run, settings, layer, network, temperatures
     return TrainedProbes(*about, chosen, accuracies, len(choose_on), classes, probes, images.classes)
-
-
-@contextmanager
-def progress_bar(layer: str, settings: ProbeSettings, quiet: bool = False) -> Iterator[OnEpoch]:
-    """A progress bar for ``fit`` and ``probe``."""
-    with closing(Progress(f"probes on {layer}", 2 * settings.seeds * settings.epochs, 0, quiet)) as bar:
-        yield lambda done, total: bar.update(done, "choosing" if 2 * done <= total else "retraining")
 
 
 def probe(
@@ -245,8 +242,9 @@ def probe(
     layer: str | None = None,
     settings: ProbeSettings | None = None,
     network: str = "online",
-    progress: OnEpoch = lambda done, total: None,
+    quiet: bool = True,
     keep: Callable[[Classifier], Any] = lambda classifier: None,
+    after_epoch: Callable[[], Any] = lambda: None,
 ) -> Result:
     """Test accuracy of the chosen probe, of the best at each temperature, and of each at all temperatures.
 
@@ -257,7 +255,7 @@ def probe(
     """
     start = time.monotonic()
     _, labels = check_classes(train, test)
-    trained = fit(run, train, layer, settings, network, progress)
+    trained = fit(run, train, layer, settings, network, quiet, after_epoch)
     hits, among_five = trained.test(test.images, labels)
     first = hits.sum(-1)
     rows = []

@@ -26,7 +26,7 @@ from simplicia.errors import UserError
 from simplicia.evaluate import corruptions, transfer
 from simplicia.evaluate.features import check_classes, check_labels, report_skipped
 from simplicia.evaluate.make_result import make_result
-from simplicia.evaluate.probe import ProbeSettings, fit, preset, preset_for, progress_bar
+from simplicia.evaluate.probe import ProbeSettings, fit, preset, preset_for
 from simplicia.evaluate.sgd import FittedProbe
 from simplicia.evaluate.transfer import TransferSettings
 from simplicia.progress import Progress
@@ -96,8 +96,7 @@ def fit_probe(
         return transfer.fit(run, *splits, layer, temperature, settings, network, quiet)
     if temperature is not None:
         raise UserError(f"temperature is {temperature}; a probe by SGD has those of its settings' grid")
-    with progress_bar(run.check_layer(layer), settings, quiet) as progress:
-        return fit(run, train, layer, settings, network, progress).best_probe()
+    return fit(run, train, layer, settings, network, quiet).best_probe()
 
 
 class OtherSet:

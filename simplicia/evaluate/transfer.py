@@ -18,21 +18,19 @@ from simplicia.data.datasets import ImageSet
 from simplicia.errors import UserError
 from simplicia.evaluate import logistic
 from simplicia.evaluate.features import (
-    batches_of,
     check_classes,
     check_labels,
-    encoder_features,
+    layer_batches,
     load_labelled,
     report_skipped,
     sem_temperature,
     smallest_integer,
-    stream_of,
+    source_of,
 )
 from simplicia.evaluate.logistic import Codes, Dense, Fit, Matrix
 from simplicia.evaluate.make_result import changed_settings, make_result
 from simplicia.evaluate.sgd import FittedProbe, Probes
 from simplicia.progress import Progress
-from simplicia.representation import represent
 from simplicia.result import Result, packed, percent
 from simplicia.run import Run
 from simplicia.settings import Range, check
@@ -97,9 +95,7 @@ def load_splits(
     """
     recipe = run.recipe if isinstance(run, Run) else run
     train, test = load_labelled(recipe, data, data_dir)
-    name, directory = data or recipe.data, data_dir or recipe.data_dir
-    size = datasets.decoded_size(name, recipe.actual_decode_size)
-    val = datasets.validation(name, directory, size, stream_of(recipe, name))
+    val = datasets.validation(*source_of(recipe, data, data_dir))
     if val is None:
         return Splits(*datasets.split(train, share, seed), test, False)
     report_skipped(val.name, val.skipped)
@@ -112,15 +108,14 @@ def features(
     run: Run, images: Any, layer: str, temperature: float | None = None, network: str = "online"
 ) -> Matrix:
     """A layer's representation of images for ``logistic``: codes as integers, other layers dense."""
-    net: Any = run.network(network)
-    batches = batches_of(encoder_features(run, images, network), run.device)
-    parts = (represent(net, batch, layer, temperature) for batch in batches)
+    bottleneck: Any = run.network(network).bottleneck
+    parts = layer_batches(run, images, layer, temperature, network)
     if layer == "codes":
-        parts = (part.to(smallest_integer(net.bottleneck.vertices)) for part in parts)
+        parts = (part.to(smallest_integer(bottleneck.vertices)) for part in parts)
     x = torch.cat(list(parts))
     if x.device.type == "mps":  # has no float64
         x = x.cpu()
-    return Codes(x, net.bottleneck.vertices) if layer == "codes" else Dense(x)
+    return Codes(x, bottleneck.vertices) if layer == "codes" else Dense(x)
 
 
 def default_layer(run: Run, layer: str | None, temperature: float | None = None) -> str:

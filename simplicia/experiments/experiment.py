@@ -33,14 +33,14 @@ class Cell:
     cifar_changes: dict[str, Any] = field(default_factory=dict)  # only on CIFAR, such as its encoder
     measure: str = "probe"  # a function of measures.py
     options: dict[str, Any] = field(default_factory=dict)  # of that function
-    paper: float | dict[str, float] | None = None  # the paper's accuracy, or those of the measure's parts
+    paper: float | dict[str, float] | None = None  # the paper's accuracy, or one for each part
     in_paper: bool = True
     baseline: str | None = None  # the cell without SEM that this one is compared with
     as_long_as: str | None = None  # train for the time that this recipe takes for the cell's epochs
 
     @property
     def clock(self) -> "Cell":
-        """The cell whose training takes this one's time: itself, or that of ``as_long_as``."""
+        """The cell whose training time this one gets: itself, or the cell of recipe ``as_long_as``."""
         if self.as_long_as is None:
             return self
         return replace(self, recipe=self.as_long_as, changes={}, cifar_changes={})
@@ -85,7 +85,7 @@ class Experiment:
         return len({cell.changes.get("epochs") for cell in self.cells}) > 1
 
     def index(self, name: str) -> int:
-        """The position of the cell of a result, whose name may end in that of a part; after all if none."""
+        """The index of the cell that a result's name is, or starts with; ``len(cells)`` if there is none."""
         matches = [i for i, c in enumerate(self.cells) if f"{name}, ".startswith(f"{c.name}, ")]
         return max(matches, key=lambda i: len(self.cells[i].name), default=len(self.cells))
 
@@ -107,12 +107,13 @@ Cells = Callable[[], Iterable[Cell]]
 
 
 def experiment(
-    name: str, title: str, columns: tuple[Column, ...] = (TEMPERATURE,), **options: Any
+    name: str, title: str, columns: tuple[Column, ...] = (TEMPERATURE,), in_paper: bool = True, **options: Any
 ) -> Callable[[Cells], Cells]:
-    """Register the experiment whose cells a function yields."""
+    """Register the experiment whose cells a function yields; ``in_paper``: some of them are in the paper."""
 
     def register(cells: Cells) -> Cells:
-        EXPERIMENTS[name] = Experiment(name, title, tuple(cells()), columns=columns, **options)
+        every = tuple(cell if in_paper else replace(cell, in_paper=False) for cell in cells())
+        EXPERIMENTS[name] = Experiment(name, title, every, columns=columns, **options)
         return cells
 
     return register

@@ -1,11 +1,13 @@
 """Questions that the paper's tables leave open, on its data and by its protocol."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from simplicia.experiments.cifar import EMBEDDER, ENCODER, METHODS, simplices
 from simplicia.experiments.experiment import LAYER, TEMPERATURE, Cell, Figure, experiment
 
+extra = partial(experiment, in_paper=False)
 SHORT = {"epochs": 200}
 TEN_MINUTES = (  # epochs of about 530 seconds, which leave a minute to start and compile
     ("VICReg", "vicreg", 440),
@@ -25,7 +27,7 @@ BOTH: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@experiment(
+@extra(
     "equal-time",
     "SEM trained for as long as the method without it",
     (
@@ -41,15 +43,14 @@ def equal_time() -> Iterator[Cell]:
         has_curve = recipe in ("byol", "vicreg")
         for epochs in (200, 100) if has_curve else (200,):
             base = f"{name}, time of {epochs} epochs"
-            common: dict[str, Any] = {"in_paper": False, "as_long_as": recipe}
-            yield Cell(base, recipe, {"epochs": epochs}, measure="probe_timed", **common)
+            yield Cell(base, recipe, {"epochs": epochs}, measure="probe_timed", as_long_as=recipe)
             for words, (tail, changes, cifar) in {**BOTH, **(CHEAPER if has_curve else {})}.items():
                 label, changes = base.replace(name, f"{name} + {words}"), {**changes, "epochs": epochs}
                 arm = f"{recipe}-{tail}", changes, cifar, "probe_timed"
-                yield Cell(label, *arm, baseline=base, **common)
+                yield Cell(label, *arm, baseline=base, as_long_as=recipe)
 
 
-@experiment(
+@extra(
     "embed-control",
     "An embedding as wide as SEM's without the softmax, 200 epochs",
     (
@@ -62,30 +63,27 @@ def equal_time() -> Iterator[Cell]:
 )
 def embed_control() -> Iterator[Cell]:
     for name, recipe in (("BYOL + Embed", "byol-embed"), ("BYOL + SEM", "byol-sem")):
-        for words, options in (("encoder", ENCODER), ("embedder", EMBEDDER), ("softmax", {"layer": "sem"})):
-            yield Cell(f"{name}, {words}", recipe, SHORT, options=options, in_paper=False)
         for words, measure, options in (
+            ("encoder", "probe", ENCODER),
+            ("embedder", "probe", EMBEDDER),
+            ("softmax", "probe", {"layer": "sem"}),
             ("coherence", "coherence", EMBEDDER),
             ("coherence of the softmax", "coherence", {"layer": "sem"}),
             ("spectrum", "spectrum", EMBEDDER),
         ):
-            yield Cell(f"{name}, {words}", recipe, SHORT, {}, measure, options, in_paper=False)
+            yield Cell(f"{name}, {words}", recipe, SHORT, {}, measure, options)
 
 
-@experiment(
-    "gain", "Where the gain sits: probes of each layer of both runs, 200 epochs", (LAYER, TEMPERATURE)
-)
+@extra("gain", "Where the gain sits: probes of each layer of both runs, 200 epochs", (LAYER, TEMPERATURE))
 def gain() -> Iterator[Cell]:
     for recipe, (name, *_) in METHODS.items():
-        yield Cell(f"{name}, encoder", recipe, SHORT, options=ENCODER, in_paper=False)
+        yield Cell(f"{name}, encoder", recipe, SHORT, options=ENCODER)
         for layer in ("encoder", "embedder", "sem", "codes"):
             label, options = f"{name} + SEM, {layer}", {"layer": layer}
-            yield Cell(
-                label, f"{recipe}-sem", SHORT, options=options, in_paper=False, baseline=f"{name}, encoder"
-            )
+            yield Cell(label, f"{recipe}-sem", SHORT, options=options, baseline=f"{name}, encoder")
 
 
-@experiment(
+@extra(
     "elsewhere",
     "BYOL of 200 epochs on CIFAR-100, on other images and with few labels",
     (LAYER, TEMPERATURE, ("labelled images", "labelled_images", "")),
@@ -99,10 +97,8 @@ def elsewhere() -> Iterator[Cell]:
         ("10 % of the labels", "semi", {"fraction": 0.1}),
     ):
         base = f"BYOL, {words}"
-        yield Cell(base, "byol", SHORT, {}, measure, options, in_paper=False)
-        yield Cell(
-            f"BYOL + SEM, {words}", "byol-sem", SHORT, {}, measure, options, in_paper=False, baseline=base
-        )
+        yield Cell(base, "byol", SHORT, {}, measure, options)
+        yield Cell(f"BYOL + SEM, {words}", "byol-sem", SHORT, {}, measure, options, baseline=base)
 
 
 @experiment(
@@ -124,38 +120,38 @@ def paper_budget() -> Iterator[Cell]:
         )
 
 
-@experiment("dino-short", "DINO over 200 epochs, with a teacher that follows faster")
+@extra("dino-short", "DINO over 200 epochs, with a teacher that follows faster")
 def dino_short() -> Iterator[Cell]:
     for name, momentum in (("as in Table 1", None), ("teacher 0.99", 0.99), ("teacher 0.996", 0.996)):
         teacher = {} if momentum is None else {"options.momentum": momentum}
         base, changes = f"DINO, {name}", {**SHORT, **teacher}
-        yield Cell(base, "dino", changes, in_paper=False)
-        yield Cell(f"DINO + SEM, {name}", "dino-sem", changes, in_paper=False, baseline=base)
+        yield Cell(base, "dino", changes)
+        yield Cell(f"DINO + SEM, {name}", "dino-sem", changes, baseline=base)
 
 
-@experiment("dino-scout", "DINO's teacher over 50 epochs, chosen on held-out training images")
+@extra("dino-scout", "DINO's teacher over 50 epochs, chosen on held-out training images")
 def dino_scout() -> Iterator[Cell]:
     for momentum in (0.9995, 0.998, 0.996, 0.99, 0.98):
         changes = {"epochs": 50, "holdout": 0.1, "options.momentum": momentum}
         for name, recipe in (("DINO", "dino"), ("DINO + SEM", "dino-sem")):
-            yield Cell(f"{name}, teacher {momentum}", recipe, changes, measure="holdout", in_paper=False)
+            yield Cell(f"{name}, teacher {momentum}", recipe, changes, measure="holdout")
 
 
-@experiment("centred", "The projector receives p - 1/V, or p, where no BatchNorm makes them the same")
+@extra("centred", "The projector receives p - 1/V, or p, where no BatchNorm makes them the same")
 def centred() -> Iterator[Cell]:
     for name, recipe in (("SimCLR", "simclr-sem"), ("MoCo", "moco-sem"), ("DINO", "dino-sem")):
         for projected, changes in (("p - 1/V", SHORT), ("p", {**SHORT, "sem.centred": False})):
-            yield Cell(f"{name} + SEM, {projected}", recipe, changes, in_paper=False)
+            yield Cell(f"{name} + SEM, {projected}", recipe, changes)
 
 
-@experiment("learning-rate", "Without SEM, at the learning rate whose first step is as long as with it")
+@extra("learning-rate", "Without SEM, at the learning rate whose first step is as long as with it")
 def learning_rate() -> Iterator[Cell]:
     for name, recipe, times, rate in (("SimCLR", "simclr", 3, 1.2), ("MoCo", "moco", 15, 4.5)):
-        yield Cell(name, recipe, SHORT, in_paper=False)
-        yield Cell(f"{name}, rate x{times}", recipe, {**SHORT, "optim.lr": rate}, in_paper=False)
+        yield Cell(name, recipe, SHORT)
+        yield Cell(f"{name}, rate x{times}", recipe, {**SHORT, "optim.lr": rate})
 
 
-@experiment(
+@extra(
     "speedrun",
     "Few seconds of training: to 60 % by the paper's probe, and record A, 70 % in ten minutes",
     (("epochs", "epochs", ""), ("seconds of training, compilation included", "seconds", ".0f"), TEMPERATURE),
@@ -163,18 +159,18 @@ def learning_rate() -> Iterator[Cell]:
 def speedrun() -> Iterator[Cell]:
     for name, recipe in (("Barlow Twins", "barlow"), ("VICReg", "vicreg")):  # the best in 200 epochs
         sem, small = f"{name} + SEM, L=1000", {"sem.simplices": 1000}
-        yield Cell(name, recipe, {"epochs": 100}, in_paper=False)
-        yield Cell(sem, f"{recipe}-sem", {**small, "epochs": 80}, in_paper=False)
+        yield Cell(name, recipe, {"epochs": 100})
+        yield Cell(sem, f"{recipe}-sem", {**small, "epochs": 80})
         views = {**small, "epochs": 100, "view_size": 24}
-        yield Cell(f"{sem}, views of 24 pixels", f"{recipe}-sem", views, in_paper=False)
+        yield Cell(f"{sem}, views of 24 pixels", f"{recipe}-sem", views)
     for name, recipe, epochs in TEN_MINUTES:
-        yield Cell(f"record A: {name}", recipe, {"epochs": epochs}, in_paper=False)
+        yield Cell(f"record A: {name}", recipe, {"epochs": epochs})
         for record, measure, options in (("A", "holdout", {}), ("B", "knn", {"k": 10, "held_out": True})):
             label, changes = f"record {record}, held-out images: {name}", {"epochs": epochs, "holdout": 0.1}
-            yield Cell(label, recipe, changes, {}, measure, options, in_paper=False)
+            yield Cell(label, recipe, changes, {}, measure, options)
 
 
-@experiment(
+@extra(
     "speedrun-cifar10",
     "Record B: 90 % by kNN (k = 10, cosine) on CIFAR-10 in ten minutes of training",
     (("epochs", "epochs", ""), ("seconds of training, compilation included", "seconds", ".0f"), LAYER),
@@ -182,4 +178,4 @@ def speedrun() -> Iterator[Cell]:
 )
 def speedrun_cifar10() -> Iterator[Cell]:
     for name, recipe, epochs in TEN_MINUTES:
-        yield Cell(f"record B: {name}", recipe, {"epochs": epochs}, {}, "knn", {"k": 10}, in_paper=False)
+        yield Cell(f"record B: {name}", recipe, {"epochs": epochs}, {}, "knn", {"k": 10})

@@ -2,14 +2,13 @@
 
 import re
 import statistics
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from simplicia.errors import UserError
 from simplicia.experiments.experiment import Experiment, Figure
 from simplicia.experiments.store import CellResult
-from simplicia.experiments.tables import longest_pairs
+from simplicia.experiments.tables import longest_pairs, mean_and_error
 from simplicia.report.plots import Axis, Chart, Note, Series, check_suffix, save
 from simplicia.report.plots.chart import GREY
 from simplicia.result import is_number
@@ -81,8 +80,8 @@ def pair_chart(experiment: Experiment, rows: list[CellResult]) -> Chart:
     labels = {GREY: f"the paper, {experiment.epochs} epochs"}  # of the first bar of each colour
     for y, pairs in enumerate(methods.values()):
         labels.setdefault(0, f"{pairs[0][0].epochs} epochs{several}")
-        means = [statistics.mean(r.accuracy or 0 for r in seeds) for seeds in zip(*pairs, strict=True)]
-        errors = [_error(seeds) for seeds in zip(*pairs, strict=True)]
+        both = [mean_and_error(seeds) for seeds in zip(*pairs, strict=True)]
+        means, errors = [mean for mean, _ in both], [error or 0.0 for _, error in both]
         papers = [row.paper for row in pairs[0] if row.paper is not None]
         bars = [(means, errors, y - (0.15 if experiment.in_paper else 0), 0)]
         bars += [(papers, [0.0, 0.0], y + 0.2, GREY)] if len(papers) == 2 else []
@@ -98,10 +97,3 @@ def pair_chart(experiment: Experiment, rows: list[CellResult]) -> Chart:
                 at = x - spread if left else x + spread
                 chart.notes.append(Note(at, height, f"{x:.1f}", "left" if left else "right", colour))
     return chart
-
-
-def _error(seeds: Sequence[CellResult]) -> float:
-    """The standard deviation over seeds; of one seed the standard error of the test images."""
-    if len(seeds) > 1:
-        return statistics.stdev(row.accuracy or 0 for row in seeds)
-    return seeds[0].standard_error or 0.0

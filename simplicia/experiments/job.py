@@ -1,10 +1,8 @@
 """A cell to be measured, as measures see it: its run, its images, and the rows it gives."""
 
 import json
-import math
 import shutil
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -30,20 +28,14 @@ from simplicia.run import Run
 from simplicia.train import checkpoint
 from simplicia.train.auto import load_images, resolve
 from simplicia.train.recipe import Recipe, read_yaml
+from simplicia.train.step import step_times
 from simplicia.train.trainer import Trainer
 
 TIMED_STEPS, TIMED_ROUNDS, TIMED_EPOCHS = 20, 5, 1000
 REPORTED = (  # fields of an evaluation that its cells state
-    *(
-        "accuracy",
-        "standard_error",
-        "top5_accuracy",
-        "validation_accuracy",
-        "temperature",
-        "selected",
-        "correct_images",
-    ),
-    *("protocol", "online", "network", "layer", "commit", "torch", "simplicia", "date"),
+    *("accuracy", "standard_error", "top5_accuracy", "validation_accuracy", "correct_images"),
+    *("temperature", "selected", "protocol", "online", "network", "layer"),
+    *("commit", "torch", "simplicia", "date"),
 )
 
 
@@ -76,15 +68,10 @@ class Session(Runner):
             images = load_images(recipe, "train", False, self.options.quiet)
             fabric = launch(self.options.device, 1, recipe.precision)
             recipe, _ = resolve(recipe, images, fabric.device)
-            step, rounds = Trainer(recipe, images, fabric, self.options.engine).step, []
-            for number in range(TIMED_ROUNDS + 1):  # the first compiles and warms up
-                start = time.perf_counter()
-                for i in range(TIMED_STEPS):
-                    output = step(i)
-                output.loss.item()
-                rounds.append(time.perf_counter() - start if number else math.inf)
-            self.timed[key] = 1e3 * statistics.median(rounds[1:]) / TIMED_STEPS
-            del step, output
+            step = Trainer(recipe, images, fabric, self.options.engine).step
+            _, *rounds = step_times(step, TIMED_STEPS, TIMED_ROUNDS + 1)  # the first compiles and warms up
+            self.timed[key] = statistics.median(rounds)
+            del step
             torch.compiler.reset()
             self.release()
         return self.timed[key]

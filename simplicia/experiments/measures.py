@@ -5,12 +5,11 @@ from there the next time.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from simplicia import bottlenecks
 from simplicia.analyze import class_coherence
@@ -29,15 +28,14 @@ from simplicia.errors import UserError
 from simplicia.evaluate import finetune as finetuning
 from simplicia.evaluate import robustness as other_sets
 from simplicia.evaluate import transfer as transferring
-from simplicia.evaluate.features import batches_of, check_classes, encoder_features
+from simplicia.evaluate.features import check_classes, layer_batches
 from simplicia.evaluate.knn import knn as nearest_neighbours
-from simplicia.evaluate.probe import ProbeSettings, progress_bar
+from simplicia.evaluate.probe import ProbeSettings
 from simplicia.evaluate.probe import fit as fit_probe
 from simplicia.evaluate.probe import probe as linear_probe
 from simplicia.experiments.job import Job, reported
 from simplicia.experiments.runner import Measurement, Unprepared
 from simplicia.experiments.store import CellResult
-from simplicia.representation import represent
 from simplicia.result import Result
 from simplicia.run import Run
 from simplicia.train import checkpoint
@@ -66,9 +64,9 @@ def probe(job: Job, layer: str | None = None, temperature: float | None = None) 
 
 
 @measure
-def probe_each(job: Job, layer: str | None = None) -> Rows:
+def probe_each(job: Job) -> Rows:
     """The best linear probe at each temperature downstream."""
-    measured = _probe(job, layer)
+    measured = _probe(job)
     return [
         job.row(measured, f"tau_d={row['temperature']:g}", probe=job.session.probe, **reported(row))
         for row in measured["per_temperature"]
@@ -76,30 +74,30 @@ def probe_each(job: Job, layer: str | None = None) -> Rows:
 
 
 @measure
-def probe_and_cost(job: Job, layer: str | None = None) -> Rows:
+def probe_and_cost(job: Job) -> Rows:
     """The linear probe, and the cost of the model."""
-    rows, cost = probe(job, layer), cost_of(job.recipe)
-    return [row.replace(flops=cost.flops, parameters=cost.parameters) for row in rows]
+    cost = cost_of(job.recipe)
+    return [row.replace(flops=cost.flops, parameters=cost.parameters) for row in probe(job)]
 
 
 @measure
 def probe_timed(job: Job) -> Rows:
     """The linear probe of a run that trains for as long as its base, and the seconds of its steps."""
-    measured, times = probe(job), job.times
+    rows, times = probe(job), job.times
     steps = checkpoint.state_of(job.folder)["total_steps"]
     about = {name: times[name] for name in ("ms_per_step", "base_ms_per_step", "base")}
     about["step_seconds"] = steps * times["ms_per_step"] / 1e3
-    return [row.replace(**about) for row in measured]
+    return [row.replace(**about) for row in rows]
 
 
 @measure
-def holdout(job: Job, layer: str | None = None) -> Rows:
+def holdout(job: Job) -> Rows:
     """A short linear probe on the training images that the run's ``holdout`` kept: no test image is read."""
     settings = ProbeSettings(epochs=job.options.probe_epochs or ProbeSettings.epochs)
 
     def measure(run: Run) -> Result:
         train = datasets.split(job.images[0], run.recipe.holdout)
-        return linear_probe(run, *train, layer, settings).replace(protocol=HELD_OUT)
+        return linear_probe(run, *train, settings=settings).replace(protocol=HELD_OUT)
 
     return [job.row(job.once("holdout", vars(settings), measure), probe=f"{settings.epochs} epochs")]
 
@@ -121,14 +119,13 @@ def knn(job: Job, k: int, held_out: bool = False) -> Rows:
     return [job.row(job.once(name, {"k": k, "held_out": held_out}, measure), probe=f"k={k}")]
 
 
-def _probe(job: Job, layer: str | None) -> Measurement:
+def _probe(job: Job, layer: str | None = None) -> Measurement:
     """The linear probe of a layer, by default what the bottleneck gives or else the encoder."""
     name, settings = job.session.probe, job.session.probe_settings
     layer = layer or next(iter(bottlenecks.layers(job.plan.recipe.bottleneck)), "encoder")
 
-    def measure(run: Run, train: ImageSet, test: ImageSet, quiet: bool, **options: Any) -> Result:
-        with progress_bar(layer, settings, quiet) as progress:
-            return linear_probe(run, train, test, layer, progress=progress, **options).replace(preset=name)
+    def measure(run: Run, train: ImageSet, test: ImageSet, **options: Any) -> Result:
+        return linear_probe(run, train, test, layer, **options).replace(preset=name)
 
     return job.evaluate(f"probe-{name}-{layer}", measure, settings, {"layer": layer})
 
@@ -199,11 +196,6 @@ def robustness(job: Job) -> Rows:
     return rows
 
 
-def _represent(run: Run, images: ImageSet, layer: str) -> Iterator[Tensor]:
-    batches = batches_of(encoder_features(run, images.images), run.device)
-    return (represent(run.network(), batch, layer) for batch in batches)
-
-
 @measure
 def entropy(job: Job) -> Rows:
     """The histogram of the entropies of all simplices of all training images."""
@@ -211,7 +203,7 @@ def entropy(job: Job) -> Rows:
     @torch.no_grad()
     def measure(run: Run) -> dict[str, Any]:
         train, sem = job.images[0], run.recipe.sem
-        histogram = entropy_histogram(_represent(run, train, "sem"), sem.vertices)
+        histogram = entropy_histogram(layer_batches(run, train.images, "sem"), sem.vertices)
         return {
             "protocol": "entropy of simplices, training images",
             "layer": "sem",
@@ -232,7 +224,7 @@ def spectrum(job: Job, layer: str = "embedder") -> Rows:
     @torch.no_grad()
     def measure(run: Run) -> dict[str, Any]:
         test = job.images[1]
-        features = torch.cat([batch.float() for batch in _represent(run, test, layer)])
+        features = torch.cat([batch.float() for batch in layer_batches(run, test.images, layer)])
         about = {"protocol": "spectrum of the covariance, test images", "images": len(test)}
         return about | layer_spectrum(layer, features).to_json()
 
@@ -243,9 +235,8 @@ def spectrum(job: Job, layer: str = "embedder") -> Rows:
 def coherence(job: Job, layer: str) -> Rows:
     """Coherence at each K, and the graph at K = 5, of the weights of the linear probe.
 
-    The probe is that of ``probe``, at the temperature it chooses. Independent components have no probe:
-    theirs are the plain linear classifiers of ``analyze``, which on a CPU see fewer images. That is another
-    protocol.
+    ``probe`` trains the linear probe, at the temperature it chooses. Independent components have none; they
+    get the plain linear classifiers of ``analyze``, by another protocol, with fewer images on a CPU.
     """
     if layer == "ica":
         return [job.row(job.once(f"reproduce-coherence-{layer}", *_ica_coherence(job)))]
@@ -254,8 +245,7 @@ def coherence(job: Job, layer: str) -> Rows:
     def measure(run: Run) -> dict[str, Any]:
         train, test = job.images
         labels = check_classes(train, test)[1]
-        with progress_bar(layer, settings, job.options.quiet) as progress:
-            fitted = fit_probe(run, train, layer, settings, progress=progress).best_probe()
+        fitted = fit_probe(run, train, layer, settings, quiet=job.options.quiet).best_probe()
         weight = fitted.classifiers.weight[0, :, : fitted.classes].T
         (right,) = fitted.correct(test.images, labels)[:1]
         graph = class_coherence.coherence_graph(weight, min(5, weight.shape[1]), train.classes)
@@ -289,21 +279,22 @@ def _ica_coherence(job: Job) -> tuple[dict[str, Any], Callable[[Run], dict[str, 
 
     def measure(run: Run) -> dict[str, Any]:
         analysis, folder = analyze(run, None, job.options.data_dir, quiet=job.options.quiet)
-        coherence = analysis["coherence"]
-        curve = next((curve for curve in coherence["curves"] if curve["layer"] == "ica"), None)
+        coherence = analysis.coherence
+        assert coherence is not None  # the images have labels
+        curve = next((curve for curve in coherence.curves if curve.layer == "ica"), None)
         if curve is None:
-            raise UserError(f"{run.path} has no coherence of 'ica': {'; '.join(analysis['notes'])}")
-        graph = next(g for g in coherence["graphs"] if (g["layer"], g["k"]) == ("ica", 5))
-        values = curve["coherence"] or []  # only data with superclasses has it
+            raise UserError(f"{run.path} has no coherence of 'ica': {'; '.join(analysis.notes)}")
+        graph = next(graph for graph in coherence.graphs if (graph.layer, graph.k) == ("ica", 5))
+        values = curve.coherence or []  # only data with superclasses has it
         return {
             "protocol": f"coherence of plain linear classifiers (simplicia analyze){how}",
             "layer": "ica",
-            "temperature": curve["temperature"],
-            "classifier_accuracy": curve["test_accuracy"],
-            "fit_images": curve["fit_images"],
-            "fit_epochs": curve["fit_epochs"],
-            **_coherence_values(values, curve["isolated"], analysis["data"]["classes"], graph["components"]),
-            "graph": f"{folder.name}/{graph['file']}",
+            "temperature": curve.temperature,
+            "classifier_accuracy": curve.test_accuracy,
+            "fit_images": curve.fit_images,
+            "fit_epochs": curve.fit_epochs,
+            **_coherence_values(values, curve.isolated, analysis.data.classes, graph.components),
+            "graph": f"{folder.name}/{graph.file}",
         }
 
     return {"layer": "ica", "briefly": briefly}, measure

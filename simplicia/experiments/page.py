@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from urllib.parse import quote
 from simplicia.errors import UserError
 from simplicia.experiments import store
 from simplicia.experiments.budget import Budgets
-from simplicia.experiments.experiment import EXPERIMENTS, Cell, Experiment
+from simplicia.experiments.experiment import EXPERIMENTS, Cell
 from simplicia.experiments.store import CellResult
 from simplicia.experiments.tables import (
     Pair,
@@ -21,6 +20,7 @@ from simplicia.experiments.tables import (
     every_pair,
     longest_pairs,
     markdown,
+    mean_and_error,
     row_name,
     table,
 )
@@ -104,7 +104,11 @@ def page(results: Path, path: Path) -> str:
     parts = [HEAD, *_front(results, path)]
     for folder, introduction in (("paper", PAPER), ("other", OTHER)):
         files = {name: results / folder / f"{name}.json" for name in EXPERIMENTS}
-        sections = [_section(EXPERIMENTS[name], file, path) for name, file in files.items() if file.exists()]
+        sections = [
+            f"### {name}\n\n{_note(file)}{markdown(EXPERIMENTS[name], store.read(file), _link(file, path))}"
+            for name, file in files.items()
+            if file.exists()
+        ]
         parts += [introduction, *(sections or ["Nothing has been measured yet.\n"])]
         if folder == "paper" and sections:
             parts.append(_unmeasured(results / folder))
@@ -127,11 +131,6 @@ def _unmeasured(folder: Path) -> str:
             at = f" at {most} epochs" if most is not None else ""
             left.append(f"{name} ({count - done} of {count} cells{at})" if done else name)
     return f"### Not measured yet\n\n{', '.join(left)}.\n" if left else ""
-
-
-def _section(experiment: Experiment, file: Path, page: Path) -> str:
-    tables = markdown(experiment, store.read(file), _link(file, page))
-    return f"### {experiment.name}\n\n{_note(file)}{tables}"
 
 
 def _note(file: Path) -> str:
@@ -205,10 +204,8 @@ def _seeds(rows: list[CellResult]) -> str:
 
 
 def _mean(rows: list[CellResult]) -> str:
-    """The accuracy with the standard error of the test images; of several seeds their mean and deviation."""
-    values = [row.accuracy or 0.0 for row in rows]
-    error = statistics.stdev(values) if len(values) > 1 else rows[0].standard_error
-    return f"{statistics.mean(values):.1f}" + ("" if error is None else f" ± {error:.1f}")
+    accuracy, error = mean_and_error(rows)
+    return f"{accuracy:.1f}" + ("" if error is None else f" ± {error:.1f}")
 
 
 def _means(pairs: list[Pair]) -> list[str]:

@@ -8,7 +8,6 @@ import gc
 import json
 import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from simplicia.progress import say
 from simplicia.provenance import commit, versions
 from simplicia.result import Record
 from simplicia.run import Run, load
+from simplicia.signals import handled
 from simplicia.train import checkpoint, run_dir
 from simplicia.train.recipe import Recipe, read_yaml
 
@@ -242,7 +242,7 @@ def is_trained(folder: Path) -> bool:
 
 
 def _timed(measure: Measure, run: Run) -> dict[str, Any]:
-    """The values of a measurement; those of an analysis get their seconds, device, weights and versions."""
+    """The values of a measurement; an analysis also gets its seconds, device, checkpoint and versions."""
     start = time.monotonic()
     result = measure(run)
     if isinstance(result, Record):
@@ -275,20 +275,17 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def _raise_stop(*numbers: int | None, seconds: float = math.inf) -> Iterator[None]:
-    """Raise Stop inside on these signals, or after some seconds. Python allows it in the main thread only."""
+    """Raise Stop inside on these signals, or after some seconds."""
 
     def stop(number: int, _: object) -> None:
         raise Stop(number)
 
-    is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, stop) for number in numbers if is_main and number is not None}
-    timed = ALARM in before and seconds < math.inf
-    try:
-        if timed:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        if timed:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled([number for number in numbers if number is not None], stop) as are_handled:
+        timed = are_handled and ALARM is not None and seconds < math.inf
+        try:
+            if timed:
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+            yield
+        finally:
+            if timed:
+                signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,16 +1,13 @@
 """The results of experiments: a JSON list per experiment, one object per cell that was measured."""
 
 import json
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from simplicia.errors import UserError
-from simplicia.files import write_errors
+from simplicia.files import locked, write_errors
 from simplicia.result import Record, is_number, write_json
 
 
@@ -18,7 +15,7 @@ from simplicia.result import Record, is_number, write_json
 class CellResult(Record):
     """One number of a table or one curve of a figure, and how it was measured."""
 
-    cell: str  # its name, followed by that of the part
+    cell: str  # the cell's name, then the part's
     experiment: str | None = None
     part: str | None = None  # of a measurement with several results
     dataset: str | None = None  # the images it was measured on
@@ -102,7 +99,7 @@ def put(path: Path, results: list[CellResult]) -> None:
     """Replace the results of the same cells; all others stay, also those other processes write meanwhile."""
     with write_errors("results", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(path.parent):
+        with locked(path.with_name(f".{path.name}.lock")):
             new = {result.identity: result for result in results}
             old = [row for row in read(path) if not any(result.supersedes(row) for result in results)]
             merged = [new.pop(row.identity, row) for row in old] + list(new.values())
@@ -115,16 +112,3 @@ def check(path: Path) -> None:
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     with write_errors("results", path), tempfile.TemporaryFile(dir=parent):
         pass
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into a folder."""
-    with ExitStack() as stack:
-        with suppress(ImportError):  # Windows has no such locks
-            import fcntl
-
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield

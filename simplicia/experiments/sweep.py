@@ -144,7 +144,7 @@ def _trials(study: Any, plan: Plan, count: int, retry: bool) -> Iterator[tuple[i
 
 
 def _run(runner: Runner, trial: Any, plan: Plan, settings: dict[str, Any], path: Path, title: str) -> None:
-    """Train a trial, measure it on held-out training images unless it is pruned, and tell Optuna."""
+    """Train a trial, measure it on held-out training images unless it is pruned, and report it to Optuna."""
     from optuna import TrialPruned
     from optuna.trial import TrialState
 

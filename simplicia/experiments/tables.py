@@ -80,7 +80,7 @@ def _error_of_difference(one: CellResult, two: CellResult) -> tuple[float, bool]
 
 
 def _budget(experiment: Experiment) -> list[str]:
-    """Fields in which rows of one table agree, besides the protocol and the device."""
+    """The fields, apart from protocol and device, in which all rows of a table agree."""
     return [] if experiment.mixes_epochs else ["epochs"]
 
 
@@ -151,12 +151,19 @@ def _budget_table(experiment: Experiment, rows: list[CellResult], link: str | No
     return table(_caption(experiment, rows), ["cell", *(title for title, _, _ in columns)], lines)
 
 
+def mean_and_error(rows: Sequence[CellResult]) -> tuple[float, float | None]:
+    """The mean accuracy of seeds and their standard deviation; of one seed the standard error of its test."""
+    accuracies = [row.accuracy or 0.0 for row in rows]
+    error = statistics.stdev(accuracies) if len(rows) > 1 else rows[0].standard_error
+    return statistics.mean(accuracies), error
+
+
 def _mean_of_seeds(rows: list[CellResult]) -> list[CellResult]:
     """The mean of a cell with several seeds, with their standard deviation."""
-    seeds = [row.accuracy for row in rows if row.accuracy is not None]
+    seeds = [row for row in rows if row.accuracy is not None]
     if len(seeds) < 2:
         return []
-    values = {"accuracy": statistics.mean(seeds), "standard_error": statistics.stdev(seeds)}
+    values = dict(zip(("accuracy", "standard_error"), mean_and_error(seeds), strict=True))
     about = {"paper": rows[-1].paper, "pretrained_on": rows[-1].pretrained_on}
     return [CellResult.make(cell=f"{rows[0].cell}, mean of {len(seeds)} seeds", **about, **values)]
 

@@ -6,6 +6,7 @@ Everything that changes in the optimiser is a tensor: norms, trust ratios and ra
 
 import importlib.util
 import math
+import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -24,6 +25,18 @@ from simplicia.train.recipe import OptimSettings, Recipe
 
 ENGINES = ("auto", "eager", "compiled", "captured")
 BACKEND = "inductor"  # of compiled steps
+
+
+def step_times(step: "Step", steps: int, rounds: int) -> list[float]:
+    """Milliseconds of a step in each of several rounds of steps."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for i in range(steps):
+            output = step(i)
+        output.loss.item()  # waits for the device
+        times.append(1e3 * (time.perf_counter() - start) / steps)
+    return times
 
 
 class Step:

@@ -118,13 +118,13 @@ def bench_probe(device: str = "auto") -> list[dict[str, Any]]:
         torch.cuda.reset_peak_memory_stats(chosen)
     times = [time.perf_counter()]
 
-    def after_epoch(done: int, total: int) -> None:
+    def after_epoch() -> None:
         if on_gpu:
             torch.cuda.synchronize(chosen)
         times.append(time.perf_counter())
 
     short = dataclasses.replace(settings, epochs=epochs)
-    result = probe(run, train, test, size["layer"], short, progress=after_epoch)
+    result = probe(run, train, test, size["layer"], short, after_epoch=after_epoch)
     seconds, left = time.perf_counter() - times[0], settings.epochs - epochs
     each = [after - before for before, after in itertools.pairwise(times)]
     choosing, retraining = statistics.median(each[1:epochs]), statistics.median(each[epochs + 1 :])

@@ -21,7 +21,7 @@ from simplicia.settings import with_changes
 from simplicia.train import recipes
 from simplicia.train.auto import resolve
 from simplicia.train.recipe import Recipe
-from simplicia.train.step import ENGINES
+from simplicia.train.step import ENGINES, step_times
 from simplicia.train.trainer import Trainer
 
 ROUNDS = 5
@@ -82,14 +82,7 @@ def bench_step(
     startup = time.perf_counter() - start
     for i in range(1, 6):
         step(i).loss.item()
-
-    def take_steps() -> None:
-        for i in range(steps // ROUNDS):
-            output = step(i)
-        output.loss.item()
-
-    times = time_in_turns({"steps": take_steps}, ROUNDS, fabric.device, warm_up=0)["steps"]
-    ms = [1e3 * seconds / (steps // ROUNDS) for seconds in times]
+    ms = step_times(step, steps // ROUNDS, ROUNDS)
     median, about = statistics.median(ms), provenance(fabric.device)
     least = floor_ms(recipe, about["device"])
     return {
