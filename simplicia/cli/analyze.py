@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from simplicia.cli.tables import decimals, echo, load_run, table
-from simplicia.cli.verbs import POSITIVE, Images, OutputFile, Temperature, verb
+from simplicia.cli.verbs import POSITIVE, Images, OutputFile, Quiet, Temperature, verb
 from simplicia.errors import UserError
 from simplicia.progress import plural
 
@@ -25,6 +25,7 @@ def analyze(
     out: Annotated[str | None, "folder, for one run (default: analysis or analysis-NAME in RUN)"] = None,
     figures: Annotated[str | None, "folder for figures as SVG, PNG and CSV"] = None,
     again: Annotated[bool, "repeat an analysis of the same checkpoint"] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Analyse entropy, coherence, spectrum, the images of each simplex, and retrieval."""
     from simplicia.analyze.study import analyze
@@ -39,7 +40,7 @@ def analyze(
     for path in runs:
         limits = images, fit_images, temperature
         run = load_run(path, given.device)
-        analysis, folder = analyze(run, given.data, given.data_dir, *limits, out, again=again)
+        analysis, folder = analyze(run, given.data, given.data_dir, *limits, out, quiet, again)
         images_read = plural(analysis.data.images, f"{analysis.data.split} image")
         title = f"{analysis.run.name}, {images_read} of {analysis.data.name}"
         table(title, ["", ""], _rows(analysis))
@@ -77,6 +78,7 @@ def report(
     *,
     out: Annotated[OutputFile | None, "page (default: report.html or report-NAME.html in RUN)"] = None,
     images: Annotated[int | None, "most images (default: as analysed last, or 10000)", POSITIVE] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Write one HTML page about a run, or about several.
 
@@ -86,7 +88,7 @@ def report(
 
     if out and out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"out is {str(out)!r}; the page is HTML, so its name must end in .html")
-    analyses = [_analysis(Path(path), given, images) for path in runs]
+    analyses = [_analysis(Path(path), given, images, quiet) for path in runs]
     # analysis-NAME is about other images than the run's, and so is report-NAME.html
     suffix = analyses[0][1].name.removeprefix("analysis") if given.data else ""
     single = Path(runs[0]) / f"report{suffix}.html"
@@ -94,7 +96,7 @@ def report(
     echo(f"written to {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
-def _analysis(path: Path, given: Images, images: int | None) -> "tuple[Analysis, Path]":
+def _analysis(path: Path, given: Images, images: int | None, quiet: bool) -> "tuple[Analysis, Path]":
     """The analysis of a run, measured first if it is missing or outdated, or an analysis without its run."""
     from simplicia.analyze.report_data import read
     from simplicia.analyze.study import analyze, folder_of
@@ -113,6 +115,6 @@ def _analysis(path: Path, given: Images, images: int | None) -> "tuple[Analysis,
     with suppress(UserError):  # an incomplete one is measured again
         before = read(folder_of(run, given.data))
     if before is None or before.asked is None:
-        return analyze(run, given.data, given.data_dir, images or 10_000)
+        return analyze(run, given.data, given.data_dir, images or 10_000, quiet=quiet)
     limits = images or before.asked.images, before.asked.fit_images, before.asked.temperature
-    return analyze(run, given.data or before.asked.data, given.data_dir, *limits)
+    return analyze(run, given.data or before.asked.data, given.data_dir, *limits, quiet=quiet)

@@ -33,15 +33,22 @@ def table(title: str, columns: Sequence[Column], rows: Iterable[Any]) -> None:
     from rich.table import Table
 
     pairs = [(column, column) if isinstance(column, str) else column for column in columns]
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, _ in pairs:
-        grid.add_column(printable(name), overflow="fold")
+    lines = [[printable(name) for name, _ in pairs]]
     for row in rows:
         if not isinstance(row, list):
             row = [key(row) if callable(key) else row.get(key) for _, key in pairs]
         cells = zip(row, (name.endswith("%") for name, _ in pairs), strict=True)
-        grid.add_row(*(decimals(v) if percent and isinstance(v, float) else cell(v) for v, percent in cells))
+        lines.append([decimals(v) if percent and isinstance(v, float) else cell(v) for v, percent in cells])
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 160)
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    texts = list(zip(*lines, strict=True))
+    widths = [max(map(len, [*" ".join(column).split(), ""])) for column in texts]  # of the longest words
+    has_room = sum(widths) + 2 * len(widths) <= console.width
+    for column, width in zip(texts, widths, strict=True):
+        is_of_words = max(map(len, column)) == width  # such as names, which people copy
+        grid.add_column(column[0], overflow="fold", no_wrap=has_room and is_of_words)
+    for line in lines[1:]:
+        grid.add_row(*line)
     console.print(printable(title), style="italic")  # a title of the table would wrap to the table's width
     console.print(grid)
 

@@ -98,7 +98,7 @@ def sweep(
                 for place, trial in _trials(study, plan, count, retry):
                     path = folder / f"trial-{place:04d}"
                     settings = _suggest(trial, plan, place)
-                    _run(runner, trial, plan, settings, path, f"trial {place + 1} of {count}")
+                    _run(runner, trial, plan, settings, path, f"trial {place} ({place + 1} of {count})")
                     collect(study, plan, about).write(folder / "sweep.json")
             result = collect(study, plan, about)
             result.write(folder / "sweep.json")

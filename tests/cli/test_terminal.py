@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,7 +149,16 @@ def test_a_sweep_has_one_bar_at_a_time(photos, tmp_path):
     seen = in_terminal([*words, *TINY.split(), *more], 100)
     seen.check(0)
     text = "\n".join(seen.lines)
-    assert "trial 1 of 2: optim.lr 0.1" in text and "trial 2 of 2: " in text and "on held-out images" in text
+    assert "trial 0 (1 of 2): optim.lr 0.1" in text and "on held-out images" in text
+    best = re.search(r"best: trial (\d), ([\d.]+)", text)  # the number that the lines above have
+    assert f"trial {best[1]} ({int(best[1]) + 1} of 2): {best[2]} % on held-out images" in text
+
+
+def test_names_of_recipes_stay_in_one_piece_on_a_terminal():
+    seen = in_terminal(["-m", "simplicia", "recipes"], 80)
+    assert seen.status == 0
+    words = set(" ".join(seen.lines).split())
+    assert {"cifar10-barlow-sem", "shapes-barlow-sem", "imagenet-byol-sem-x4"} <= words
 
 
 def test_a_measurement_that_is_stopped_leaves_a_clean_terminal(photos):
