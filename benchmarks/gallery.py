@@ -1,8 +1,8 @@
-"""The page of a CIFAR-100 run in the gallery, from its stored analysis, its probes and the data set's images.
+"""A page of the gallery, from a stored analysis and the images of its data set.
 
-    python benchmarks/gallery.py --data-dir DATA --out docs/gallery/cifar100.html
+    python benchmarks/gallery.py imagenette --data-dir DATA    # writes docs/gallery/imagenette.html
 
-The run's weights are not kept, so its thumbnails are cut again from the test images that the analysis names.
+The runs' weights are not kept, so the thumbnails are cut again from the test images that the analysis names.
 """
 
 import argparse
@@ -16,26 +16,38 @@ from simplicia.analyze.study import write_thumbnails
 from simplicia.data import datasets
 from simplicia.report import write
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[1]
+PAGES = {  # a data set: its analysis, and probes that are stored elsewhere
+    "cifar100": ("analysis/cifar100-byol-sem-100.json", "cifar100/byol-sem-100.json"),
+    "imagenette": ("analysis/imagenette-simclr-sem-6.json", None),
+}
+THUMBNAIL = 36  # pixels, of photographs: larger ones make a large page
+IMAGENETTE = ["tench", "English springer", "cassette player", "chain saw", "church"]
+IMAGENETTE += ["French horn", "garbage truck", "gas pump", "golf ball", "parachute"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", choices=PAGES)
     parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    stored = json.loads((RESULTS / "analysis/cifar100-byol-sem-100.json").read_text())
-    probes = json.loads((RESULTS / "cifar100/byol-sem-100.json").read_text())["results"]
-    stored["results"] = {f"probe-{row['layer']}-{i}": row for i, row in enumerate(probes)}
-    images = datasets.load("cifar100", "test", options.data_dir)
+    analysis, probes = PAGES[options.data]
+    stored = json.loads((ROOT / "results" / analysis).read_text())
+    if probes:
+        rows = json.loads((ROOT / "results" / probes).read_text())["results"]
+        stored["results"] = {f"probe-{row['layer']}-{i}": row for i, row in enumerate(rows)}
+    size = datasets.decoded_size(options.data, THUMBNAIL)
+    images = datasets.load(options.data, "test", options.data_dir, size=size)
+    if options.data == "imagenette":
+        stored["data"]["classes"] = IMAGENETTE  # in place of WordNet's identifiers
     tiles = {int(index): tile["label"] for index, tile in stored["thumbnails"]["images"].items()}
     if any(int(images.labels[index]) != label for index, label in tiles.items()):
         raise SystemExit("the labels of the images are not those of the analysis")
     with tempfile.TemporaryDirectory() as folder:
         stored["thumbnails"] = asdict(write_thumbnails(images, list(tiles), Path(folder)))
         Path(folder, "analysis.json").write_text(json.dumps(stored))
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        print(write([(read(Path(folder)), Path(folder))], options.out))
+        page = ROOT / "docs/gallery" / f"{options.data}.html"
+        print(write([(read(Path(folder)), Path(folder))], page))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks are committed with their outputs
 exclude_patterns = ["reference/README.md"]
 html_theme, html_title, html_show_sourcelink = "furo", f"Simplicia {__version__}", False
+html_show_copyright = False
 html_copy_source = False
 html_static_path, html_css_files = ["_static"], ["site.css"]
 autodoc_member_order, autodoc_typehints = "bysource", "signature"

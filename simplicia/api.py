@@ -38,8 +38,7 @@ def pretrain(
     """Train a recipe (a name, or the path of a ``recipe.yaml``) into the folder ``out``, and return the run.
 
     ``resume`` goes on from the newest checkpoint of ``out``; ``overwrite`` replaces the run there. torchrun
-    and srun say how many ``processes`` there are. Other keywords change settings, or are those of
-    ``train_into``:
+    and srun say how many ``processes`` there are. Other keywords:
 
     * settings have the names of the command line: ``epochs=5``, ``sem={"vertices": 13}`` or, the same,
       ``**{"sem.vertices": 13}``; a method's options have its name: ``byol={"hidden": 64}``.
@@ -47,6 +46,9 @@ def pretrain(
       list of paths or PIL images; a data set of torch, torchvision or Hugging Face; an ImageSet.
     * ``encoder`` is a name, or an ``nn.Module`` from images (N, 3, H, W) to (N, features). A copy of it is
       trained: ``run.encoder``.
+    * ``keep`` is the number of checkpoints to keep, ``deadline`` the ``time.monotonic()`` at which to save
+      and stop, and ``note`` a text to keep with the run. ``on_online(epoch, accuracies)`` is called when
+      online probes were measured.
 
     >>> import numpy as np
     >>> images = np.random.default_rng(0).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)

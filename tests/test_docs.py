@@ -532,3 +532,17 @@ def test_gallery_describes_the_stored_run():
     assert f"{sum(sem)} classes in {len(sem)} groups of two or three" in page and set(sem) == {2, 3}
     for target in re.findall(r'href="([^"]+)"', page):
         assert (ROOT / "docs" / target).exists(), target
+        assert (ROOT / "docs" / target).stat().st_size < 1.4e6
+
+
+def test_gallery_describes_the_stored_run_on_photographs():
+    page, run = text("docs/gallery.md"), stored("analysis/imagenette-simclr-sem-6.json")
+    at = {row["temperature"]: row["accuracy"] for row in run["results"]["probe-sem"]["per_temperature"]}
+    assert f"The probe has {at[1.0]:.1f} % at temperature 1, and {at[0.0]:.1f} % on codes alone" in page
+    shown = {simplex["simplex"]: simplex["vertices"] for simplex in run["atlas"]["showcase"]}
+    vertex = next(vertex for vertex in shown[182] if vertex["vertex"] == 7)
+    kind, count = vertex["classes"][0]
+    assert run["data"]["classes"][kind] == "n03888257"  # parachute
+    assert f"the {vertex['fired']} test images on which it fires, {count} show parachutes" in page
+    codes, encoder = (100 * layer["by_class"][0] for layer in run["retrieval"]["layers"])
+    assert f"for {codes:.1f} % of the queries by codes, and for {encoder:.1f} % by the encoder's" in page

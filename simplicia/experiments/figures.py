@@ -35,7 +35,7 @@ def draw(experiment: Experiment, rows: list[CellResult], path: Path) -> None:
 
 
 def line_chart(experiment: Experiment, figure: Figure, rows: list[CellResult]) -> Chart:
-    """A line for each series of cells, or for each cell that is a curve itself; of several seeds the mean."""
+    """A line for each series of cells, or for each cell that is a curve itself; mean over seeds."""
     lines: dict[str, dict[float, list[float]]] = {}
     differ = {key: text for key, text in BUDGET.items() if len({row[key] for row in rows} - {None}) > 1}
     if experiment.mixes_epochs:
@@ -73,10 +73,10 @@ def pair_chart(experiment: Experiment, rows: list[CellResult]) -> Chart:
     """For each method a bar from its accuracy without SEM to that with it; the paper's below it, in grey."""
     methods = longest_pairs(experiment, rows)
     names = [str(cell.baseline) for cell in experiment.cells if cell.name in methods]
-    x_axis = Axis("test accuracy, %; the open end is without SEM, the full one with it; ticks: ±")
+    x_axis = Axis("test accuracy, %; open: without SEM, filled: with SEM; ticks: ± error")
     y_axis = Axis(names=names, limits=(len(methods) - 0.4, -0.6))  # the first on top
     chart = Chart(experiment.title, x_axis, y_axis, [], size=(7, 1.2 + 0.5 * len(methods)))
-    several = ", of several seeds the mean" if any(len(pairs) > 1 for pairs in methods.values()) else ""
+    several = ", mean if several seeds" if any(len(pairs) > 1 for pairs in methods.values()) else ""
     labels = {GREY: f"the paper, {experiment.epochs} epochs"}  # of the first bar of each colour
     for y, pairs in enumerate(methods.values()):
         labels.setdefault(0, f"{pairs[0][0].epochs} epochs{several}")

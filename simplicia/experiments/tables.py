@@ -107,7 +107,7 @@ def _overview(experiment: Experiment, rows: list[CellResult], link: str | None) 
     own = row.pretrained_on == experiment.data
     titles = ["cell", *(f"{epochs} epochs" for epochs in budgets)]
     titles += [f"paper, {experiment.epochs} epochs"] if own else []
-    means = "; of several seeds the mean" if len({row.seed for row in rows}) > 1 else ""
+    means = "; mean if several seeds" if len({row.seed for row in rows}) > 1 else ""
     title = f"{experiment.title}, by epochs of pre-training on {_known(row, 'pretrained_on')}"
     lines = []
     for cell in _grouped(rows, "cell"):

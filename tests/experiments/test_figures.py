@@ -128,7 +128,7 @@ def test_pairs_are_drawn_at_the_budget_with_most_of_them(tmp_path):
     assert cli.main(words) == 0
     numbers = re.findall(r">(\d\d\.\d)<", target.read_text())
     assert numbers == ["66.0", "64.0", "86.0", "84.0", "61.5", "64.0", "81.0", "83.0"]
-    assert "100 epochs, of several seeds the mean" in target.read_text()
+    assert "100 epochs, mean if several seeds" in target.read_text()
     first = target.read_bytes()
     assert cli.main(words) == 0 and target.read_bytes() == first
     assert cli.main([*words, "--epochs", "400"]) == 0

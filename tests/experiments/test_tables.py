@@ -99,7 +99,7 @@ def test_overview_of_several_budgets_comes_first():
     rows = [row(epochs=10, accuracy=48.9), sem, failed, row(), long]
     assert markdown(get("table1"), rows, "r.json").splitlines()[:6] == [
         "**Seven methods without and with SEM, by epochs of pre-training on cifar100; "
-        "offline linear probe, settings: cifar; in percent; of several seeds the mean.**",
+        "offline linear probe, settings: cifar; in percent; mean if several seeds.**",
         "",
         "| cell | 10 epochs | 200 epochs | paper, 1000 epochs |",
         "|---|---|---|---|",
