@@ -26,11 +26,22 @@ class Shard:
 
     def __init__(self, index: int, count: int, json_path: Path) -> None:
         self.index, self.count, self.json_path = index, count, json_path
-        self.outcomes: dict[str, Any] = {"passed": 0, "skipped": 0, "failures": []}
+        self.outcomes: dict[str, Any] = {"passed": 0, "skipped": 0, "failures": [], "left": []}
 
     @pytest.hookimpl(trylast=True)  # after -m selects
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = items[self.index :: self.count]
+        self.outcomes["left"] = [item.nodeid for item in items]
+        self.write()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.outcomes["left"].remove(nodeid)
+        self.write()
+
+    def write(self) -> None:
+        new = self.json_path.with_suffix(".new")  # it may be killed
+        new.write_text(json.dumps(self.outcomes))
+        new.replace(self.json_path)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:  # in setup or teardown too
@@ -38,7 +49,6 @@ class Shard:
             print(f"\n{report.nodeid}\n{report.longreprtext}", flush=True)  # pytest waits for the last test
         elif report.skipped or report.when == "call":
             self.outcomes[report.outcome] += 1
-        self.json_path.write_text(json.dumps(self.outcomes))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -49,7 +59,8 @@ def run_shard(index: int, count: int, mark: str, files: list[str], json_path: Pa
     """Run the tests of one shard in this process; writes its outcomes."""
     shard = Shard(index, count, json_path)
     status = pytest.main(["-m", mark, "-p", "no:cacheprovider", "--durations=10", *files], plugins=[shard])
-    json_path.write_text(json.dumps(shard.outcomes))
+    shard.outcomes["left"] = []  # none runs after an import error
+    shard.write()
     return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)  # fewer tests than shards
 
 
@@ -79,14 +90,17 @@ def run_shards(count: int, mark: str, files: list[str], minutes: float) -> dict[
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-                status = 0  # the next line reports it
-                failures.add(f"shard {i} was not done after {minutes:g} minutes")
-            print(f"---- shard {i}: exit status {status}\n{log.read_text()}", flush=True)
+                status = None
             result = json.loads(outcomes.read_text()) if outcomes.exists() else {}
             passed, skipped = passed + result.get("passed", 0), skipped + result.get("skipped", 0)
             failures.update(result.get("failures", ()))  # a file that cannot be imported fails in all shards
-            if status and not result.get("failures"):
-                failures.add(f"shard {i} ended with status {status}")
+            left = result.get("left", [])
+            at = f" in {left[0]}, with {len(left) - 1} more to run" if left else ""
+            if status is None:
+                failures.add(f"shard {i} was not done after {minutes:g} minutes{at}")
+            elif status and (left or not result.get("failures")):
+                failures.add(f"shard {i} ended with status {status}{at}")
+            print(f"---- shard {i}: exit status {status}\n{log.read_text()}", flush=True)
     return {"passed": passed, "failed": len(failures), "skipped": skipped, "failures": sorted(failures)}
 
 

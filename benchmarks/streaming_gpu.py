@@ -35,6 +35,7 @@ from simplicia.data.loaders import DeviceLoader
 from simplicia.data.source_index import stream_layout
 from simplicia.data.streaming import AHEAD, StreamLoader
 from simplicia.devices import choose, launch
+from simplicia.errors import UserError
 from simplicia.evaluate.features import load_labelled
 from simplicia.evaluate.probe import probe
 from simplicia.provenance import commit, versions
@@ -230,10 +231,14 @@ def main() -> None:
         "--train-changes", type=json.loads, default=small, help="JSON: settings of the trained runs"
     )
     args = parser.parse_args()
+    try:
+        device = choose(args.device)
+    except UserError as error:
+        parser.error(str(error))
     work = Path(tempfile.mkdtemp(dir=args.work))
     os.environ["XDG_CACHE_HOME"] = str(work / "cache")
     os.environ.pop("SIMPLICIA_CACHE", None)
-    out = {**versions(choose(args.device)), "cores": os.cpu_count(), "commit": commit(), "page_cache": "warm"}
+    out = {**versions(device), "cores": os.cpu_count(), "commit": commit(), "page_cache": "warm"}
     args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def write(name, part):

@@ -83,7 +83,7 @@ def test_vector_quantisation_is_the_nearest_code_and_passes_gradients_through():
     nearest = torch.stack([vq.codebook[i, code] for i, code in enumerate(distances.argmin(-1).T)], 1)
     out = vq(h)
     assert torch.equal(out, nearest.flatten(1))
-    torch.testing.assert_close(vq.penalty, 0.25 * (z - nearest).square().mean())
+    torch.testing.assert_close(vq.penalty, vq.commitment * (z - nearest).square().mean())
     weights = torch.randn_like(out)
     (grad,) = torch.autograd.grad((out * weights).sum(), h, retain_graph=True)
     torch.testing.assert_close(grad, torch.autograd.grad((z.flatten(1) * weights).sum(), h)[0])
@@ -148,7 +148,7 @@ def test_codes_are_moving_averages_of_their_vectors():
 
 def test_agrees_with_vector_quantize_pytorch():
     library = pytest.importorskip("vector_quantize_pytorch")
-    vq = make("vq", dead_code_threshold=0.0, embedder="linear", norm=None)
+    vq = make("vq", dead_code_threshold=0.0, embedder="linear", norm=None, commitment=0.25)
     vq.counts.fill_(1.0)
     theirs = library.VectorQuantize(
         dim=18,

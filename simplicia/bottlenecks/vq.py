@@ -125,7 +125,7 @@ class VectorQuantised(Quantiser):
         norm: Literal["batch", "layer"] | None = "batch",
         embedder: Literal["linear", "identity", "mlp"] = "linear",
         blocks: int = 1,
-        commitment: Annotated[float, "weight of the commitment loss", Range(low=0)] = 0.25,
+        commitment: Annotated[float, "weight of the commitment loss", Range(low=0)] = 0.01,
         decay: Annotated[float, "decay of the codes' moving averages", Range(low=0, below=1)] = 0.99,
         dead_code_threshold: Annotated[
             float,

@@ -49,7 +49,7 @@ class VqSettings:
     """The vector-quantised bottleneck; sem.simplices codebooks of sem.vertices codes."""
 
     dimensions: Annotated[int, "dimensions of each code", Range(low=1)] = 32
-    commitment: Annotated[float, "weight of the commitment loss", Count] = 0.25
+    commitment: Annotated[float, "weight of the commitment loss", Count] = 0.01
     decay: Annotated[float, "decay of the codes' moving averages", Share] = 0.99
     dead_code_threshold: Annotated[
         float, "share of the average use below which a code is replaced", Share, Formerly("revive")

@@ -47,12 +47,25 @@ def test_shards_run_each_chosen_test_once(tmp_path):
     ("content", "passed", "failures"),
     [
         ("def test_a(): pass\ndef test_b(): assert False", 1, ["test_small.py::test_b"]),
-        ("def test_a(): pass\ndef test_b(): os._exit(7)", 1, ["shard 1 ended with status 7"]),
+        (
+            "def test_a(): pass\ndef test_b(): os._exit(7)",
+            1,
+            ["shard 1 ended with status 7 in test_small.py::test_b, with 0 more to run"],
+        ),
+        (
+            "def test_a(): assert False\ndef test_b(): pass\ndef test_c(): os._exit(7)\n"
+            "def test_d(): pass\ndef test_e(): pass",
+            2,
+            [
+                "shard 0 ended with status 7 in test_small.py::test_c, with 1 more to run",
+                "test_small.py::test_a",
+            ],
+        ),
         ("def test_a(): pass\nimport missing_module", 0, ["test_small.py"]),
         ("@pytest.mark.skip\ndef test_a(): pass", 0, []),
         ("", 0, []),
     ],
-    ids=["failure", "crash", "import error", "all skipped", "no tests"],
+    ids=["failure", "crash", "crash after a failure", "import error", "all skipped", "no tests"],
 )
 def test_failures_crashes_and_an_empty_selection_exit_with_1(tmp_path, content, passed, failures):
     status, result = run(tmp_path, MARK + content)
@@ -69,6 +82,9 @@ def test_without_a_gpu_the_script_exits_with_2(monkeypatch, capsys):
 def test_processes_that_are_not_done_in_time_are_killed_and_counted_as_failures(tmp_path):
     content = f"{MARK}import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\n"
     content += "def test_c(): assert False"
-    status, result = run(tmp_path, content, "--minutes", "0.2")
+    status, result = run(tmp_path, content, "--minutes", "0.5")
     assert status == 1 and result["passed"] == 1
-    assert result["failures"] == ["shard 1 was not done after 0.2 minutes", "test_small.py::test_c"]
+    assert result["failures"] == [
+        "shard 1 was not done after 0.5 minutes in test_small.py::test_b, with 0 more to run",
+        "test_small.py::test_c",
+    ]
