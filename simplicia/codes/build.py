@@ -118,7 +118,7 @@ def encode_files(
             good = []
             for file, seen in batch:
                 if isinstance(seen, Exception):
-                    skipped.append((file.name, explain(seen)[0]))
+                    skipped.append((file.name, explain(seen)))
                 else:
                     good.append((file, seen))
             if good:
@@ -128,7 +128,7 @@ def encode_files(
             bar.update(count, f"{len(skipped)} skipped" if skipped else "images")
             late = len(rows) >= MOST_ROWS or time.monotonic() - saved > MOST_SECONDS
             if rows and (late or count == len(files)):
-                path = parts / f"part-{time.time_ns():020d}-{secrets.token_hex(4)}"
+                path = parts / f"part-{secrets.token_hex(16)}"
                 _table(about, rows).write(path)
                 tables.append(read(path))
                 rows, saved = [], time.monotonic()

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import numpy as np
+import pytest
 
-from simplicia.codes import Index, build
+from simplicia.codes import Index, build, informative
 from simplicia.train.run_dir import lock
 
 KILLS = 20
@@ -98,6 +100,17 @@ def test_a_killed_build_does_not_encode_again(run, photos, tmp_path):
         build.see = real
     assert len(index) == 120 and kept
     assert len(seen) == len(set(seen)) < 120
+
+
+def test_parts_of_a_stopped_build_keep_the_order_of_the_files(run, photos, tmp_path, monkeypatch):
+    whole = content(Index.build(run, photos, tmp_path / "a.index").path)
+    monkeypatch.setattr(build, "BATCH", 8)
+    monkeypatch.setattr(build, "MOST_ROWS", 8)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(informative, "choose", Mock(side_effect=KeyboardInterrupt))
+        Index.build(run, photos, tmp_path / "b.index")
+    assert len(list((tmp_path / "b.index.building").glob("part-*"))) == 15
+    assert content(Index.build(run, photos, tmp_path / "b.index").path) == whole
 
 
 def test_an_index_that_is_being_written_is_refused(run, photos, tmp_path):
