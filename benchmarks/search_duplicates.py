@@ -144,6 +144,7 @@ def describe(run: simplicia.run.Run) -> dict[str, object]:
     keys = "name", "method", "encoder", "freeze", "image_size", "epochs", "seed"
     about = {key: getattr(recipe, key) for key in keys} | {"steps": run.step, "seconds": run.state["seconds"]}
     about |= {"simplices": recipe.sem.simplices, "vertices": recipe.sem.vertices}
+    about |= {"images": run.state["images"]}
     return {"run": about, "commit": commit(), **versions(torch.device("cpu"))}
 
 

@@ -141,13 +141,14 @@ def measure(run: simplicia.run.Run, data: str, data_dir: str | None, others: str
 
 def tables(measured: dict[str, dict]) -> str:
     """The tables of the page: the runs, recall of codes and features, and recall of --fast."""
-    lines = ["| images | encoder | simplices | epochs |", "|---|---|---|---|"]
+    lines = ["| images | encoder | simplices | trained for |", "|---|---|---|---|"]
     for data, result in measured.items():
         run = result["run"]
         frozen = ", frozen" if run.get("freeze", "none") != "none" else ""
         encoder = f"{run['encoder']}, {run['image_size']} pixels{frozen}"
         simplices = f"{run['simplices']} of {run['vertices']} vertices"
-        lines.append(f"| {data}, {result['images']:,} | {encoder} | {simplices} | {run['epochs']} |")
+        epochs = f"{run['epochs']} epochs" + (f" of {run['images']:,} images" if "images" in run else "")
+        lines.append(f"| {data}, {result['images']:,} | {encoder} | {simplices} | {epochs} |")
     head = ["representation", "bytes an image", *measured]
     lines += ["", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     scores = {data: {(r["name"], r["bytes"]): r for r in m["curve"]} for data, m in measured.items()}

@@ -126,7 +126,7 @@ def encode_files(
             bar.update(count, f"{len(skipped)} skipped" if skipped else "images")
             late = len(rows) >= MOST_ROWS or time.monotonic() - saved > MOST_SECONDS
             if rows and (late or count == len(files)):
-                path = parts / f"part-{time.time_ns():020d}-{secrets.token_hex(4)}"
+                path = parts / f"part-{secrets.token_hex(16)}"
                 _table(about, rows).write(path)
                 tables.append(read(path))
                 rows, saved = [], time.monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simplicia.codes import informative, store
-from simplicia.codes.build import encode_files, list_files, model_of
+from simplicia.codes.build import File, encode_files, list_files, model_of
 from simplicia.codes.store import About, Table
 from simplicia.errors import Busy, UserError
 from simplicia.files import temporary_name, write_errors
@@ -40,7 +40,7 @@ def build(run: Run, images: Path, path: Path, simplices: int, quiet: bool) -> Sk
         about = About(store.VERSION, model, str(stored), total, vertices, simplices=list(range(total)))
         files, skipped = list_files(images, folder)
         tables, unreadable = encode_files(run, files, about, _parts(path), quiet)
-        sources = _newest(tables, {(file.name, *file.stamp) for file in files})
+        sources = _in_order(tables, files)
         count = sum(len(rows) for _, rows in sources)
         if not count:
             name, reason = unreadable[0]
@@ -64,7 +64,7 @@ def add(run: Run, images: Path, path: Path, quiet: bool) -> tuple[int, Skipped]:
         known = dict(zip(names, map(tuple, table.stamps.tolist()), strict=True))
         changed = [file for file in files if known.get(file.name) != file.stamp]
         tables, unreadable = encode_files(run, changed, table.about, _parts(path), quiet)
-        sources = _newest(tables, {(file.name, *file.stamp) for file in changed})
+        sources = _in_order(tables, changed)
         new = {name for part, rows in sources for name in part.names(rows.tolist())}
         kept = np.array([i for i, name in enumerate(names) if name not in new], dtype=np.int64)
         if new:
@@ -136,17 +136,22 @@ def _remove_parts(path: Path) -> None:
     shutil.rmtree(removed)
 
 
-def _newest(tables: Sequence[Table], wanted: set[tuple[Any, ...]]) -> list[tuple[Table, np.ndarray]]:
-    """The rows of tables that are wanted, by name, size and time; each once."""
-    wanted, sources = set(wanted), []
+def _in_order(tables: Sequence[Table], files: Sequence[File]) -> list[tuple[Table, np.ndarray]]:
+    """The rows of tables that are of these files, each file once, and tables in the order of the files.
+
+    Tables of a killed process may come in any order.
+    """
+    places = {(file.name, *file.stamp): i for i, file in enumerate(files)}
+    sources = []
     for table in tables:
-        rows = []
-        for i, (name, stamp) in enumerate(zip(table.names(), table.stamps.tolist(), strict=True)):
-            if (name, *stamp) in wanted:
-                wanted.remove((name, *stamp))
-                rows.append(i)
-        sources.append((table, np.array(rows, dtype=np.int64)))
-    return sources
+        found = []
+        for row, (name, stamp) in enumerate(zip(table.names(), table.stamps.tolist(), strict=True)):
+            place = places.pop((name, *stamp), None)
+            if place is not None:
+                found.append((place, row))
+        if found:
+            sources.append((min(found)[0], table, np.array([row for _, row in found], dtype=np.int64)))
+    return [(table, rows) for _, table, rows in sorted(sources, key=lambda source: source[0])]
 
 
 def _rows(sources: Sequence[tuple[Table, np.ndarray]], rows: np.ndarray) -> np.ndarray:

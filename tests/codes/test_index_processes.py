@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from simplicia.codes import Index, build, changes
+from simplicia.codes import Index, build, changes, informative
 from simplicia.train.run_dir import lock
 
 KILLS = 20
@@ -117,6 +118,17 @@ def test_a_build_killed_while_it_removes_its_parts_keeps_the_order(run, photos, 
         Index.build(run, photos, out)
     assert Index.build(run, photos, out).names == names
     assert not [path.name for path in tmp_path.iterdir() if "building" in path.name]
+
+
+def test_parts_of_a_stopped_build_keep_the_order_of_the_files(run, photos, tmp_path, monkeypatch):
+    whole = content(Index.build(run, photos, tmp_path / "a.index").path)
+    monkeypatch.setattr(build, "BATCH", 8)
+    monkeypatch.setattr(build, "MOST_ROWS", 8)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(informative, "choose", Mock(side_effect=KeyboardInterrupt))
+        Index.build(run, photos, tmp_path / "b.index")
+    assert len(list((tmp_path / "b.index.building").glob("part-*"))) == 15
+    assert content(Index.build(run, photos, tmp_path / "b.index").path) == whole
 
 
 def test_an_index_that_is_being_written_is_refused(run, photos, tmp_path):
