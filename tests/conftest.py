@@ -13,9 +13,9 @@ settings.load_profile("simplicia")
 # also where SIGINT is ignored, as under `nohup … &`: tests and the processes they start must receive it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # one worker per core, and the same for the processes it starts
-    os.environ["OMP_NUM_THREADS"] = "1"
+# one worker per core, and the same for the processes it starts; a process with threads must not be forked
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
