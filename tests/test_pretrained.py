@@ -32,9 +32,13 @@ from simplicia.train import recipes
 IMAGES = datasets.load("shapes", "test").images[:6]
 
 
+pytestmark = pytest.mark.xdist_group("pretrained")
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    small = {"epochs": 1, "batch_size": 500, "encoder": "tiny", "sem.simplices": 8, "options.hidden": 32}
+    small = {"epochs": 1, "batch_size": 500, "image_size": 16, "encoder": "tiny"}
+    small |= {"sem.simplices": 8, "options.hidden": 32}
     out = tmp_path_factory.mktemp("runs") / "a"
     return simplicia.pretrain("shapes-byol-sem", out=out, quiet=True, device="cpu", **small)
 

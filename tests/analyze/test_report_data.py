@@ -23,7 +23,13 @@ from simplicia.train import checkpoint, recipes
 from simplicia.train.recipe import write_yaml
 
 pytestmark = pytest.mark.xdist_group("analyses")  # one process makes them once
-SMALL = {"epochs": 1, "batch_size": 500, "log_every": 2, "options": {"hidden": 16, "out": 8}}
+SMALL = {
+    "epochs": 1,
+    "image_size": 16,
+    "batch_size": 500,
+    "log_every": 2,
+    "options": {"hidden": 16, "out": 8},
+}
 
 
 @pytest.fixture(scope="module")

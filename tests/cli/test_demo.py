@@ -15,7 +15,7 @@ from simplicia.evaluate.probe import preset
 
 
 def test_the_demo_draws_and_measures(tmp_path, capsys):
-    assert cli.main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "1"]) == 0
+    assert cli.main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "2"]) == 0
     out = capsys.readouterr().out
     result = json.loads((tmp_path / "demo" / "demo.json").read_text())
     page = tmp_path / "demo" / "report.html"
