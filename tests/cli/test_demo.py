@@ -25,14 +25,14 @@ def test_the_demo_draws_and_measures(tmp_path, capsys):
         assert image.width > 500 and len(image.getcolors(10**6) or []) > 1000
     assert 0 < result["entropy"] < result["ln_vertices"]
     alone, *with_sem = result["probes"]
-    assert (alone["model"], alone["layer"], alone["temperature"]) == ("Barlow Twins", "encoder", None)
-    assert {(row["model"], row["layer"]) for row in with_sem} == {("Barlow Twins + SEM", "sem")}
+    assert (alone["model"], alone["layer"], alone["temperature"]) == ("VICReg", "encoder", None)
+    assert {(row["model"], row["layer"]) for row in with_sem} == {("VICReg + SEM", "sem")}
     best = max(with_sem, key=lambda row: row["validation_accuracy"])  # on held-out training images
     assert {row["temperature"] for row in with_sem} == {0, best["temperature"]}
     for row in result["probes"]:
         assert f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}" in out
 
-    trained = simplicia.load(tmp_path / "demo" / "shapes-barlow")
+    trained = simplicia.load(tmp_path / "demo" / "shapes-vicreg")
     untrained = simplicia.run.Run(trained.path, trained.recipe, trained.recipe.build(), trained.state)
     train, test = load("shapes"), load("shapes", "test")
     untrained.method.train()
