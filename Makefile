@@ -45,7 +45,7 @@ wheel: install
 	  > "$$(build/wheel/env/bin/python -c 'import site; print(*site.getsitepackages())')/dependencies.pth"
 	$(BIN)/python -m pip --python build/wheel/env/bin/python check
 	cd build/wheel && env/bin/python -c "import simplicia, sys; assert simplicia.__file__.startswith(sys.prefix)"
-	cd build/wheel && env/bin/simplicia --version && env/bin/simplicia demo --epochs 1
+	cd build/wheel && env/bin/simplicia --version && env/bin/simplicia demo --epochs 1 --seeds 1
 
 lint: install
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import math
 import shlex
 import signal
+import statistics
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from simplicia.cli.tables import Column, accuracy, decimals, echo, table
 from simplicia.cli.verbs import POSITIVE, Device, Words, verb
 from simplicia.errors import Interrupted, UserError
 from simplicia.files import atomic_write
+from simplicia.result import over_seeds
 
 if TYPE_CHECKING:
     from simplicia.analyze.atlas import Atlas
@@ -19,7 +21,12 @@ if TYPE_CHECKING:
     from simplicia.run import Run
 
 ROWS, COLUMNS = 6, 10  # images in each half of the picture
-METHOD, NAME, EPOCHS = "vicreg", "VICReg", 2  # gain on held-out training images: results/demo/choice.json
+METHOD, NAME, EPOCHS, SEEDS = (
+    "vicreg",
+    "VICReg",
+    2,
+    3,
+)  # gain on held-out training images: results/demo/choice.json
 
 
 @verb("demo")
@@ -28,6 +35,7 @@ def demo(
     *,
     out: Annotated[Path, "folder to write"] = Path("demo"),
     epochs: Annotated[int, "epochs of pre-training", POSITIVE] = EPOCHS,
+    seeds: Annotated[int, "trainings of each, with the seeds 0, 1, …", POSITIVE] = SEEDS,
     device: Device = "auto",
 ) -> None:
     """Pre-train with and without SEM on the built-in shapes, draw and measure, in a few minutes.
@@ -36,7 +44,7 @@ def demo(
     """
     again = f"continue with: simplicia {shlex.join(['demo', *words])}"
     try:
-        _demo(out, epochs, device)
+        _demo(out, epochs, seeds, device)
     except Interrupted as stop:
         raise Interrupted(f"{str(stop).split(';')[0]}; {again}", stop.signal) from None
     except KeyboardInterrupt as stop:  # between the trainings
@@ -44,7 +52,7 @@ def demo(
         raise Interrupted(f"{word}; {again}", number) from None
 
 
-def _demo(out: Path, epochs: int, device: str) -> None:
+def _demo(out: Path, epochs: int, seeds: int, device: str) -> None:
     from simplicia.analyze import analyze
     from simplicia.data import datasets
     from simplicia.provenance import commit, versions
@@ -53,29 +61,36 @@ def _demo(out: Path, epochs: int, device: str) -> None:
     start = time.monotonic()
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out takes a folder")
-    runs: list[Any] = []
-    for name in (f"shapes-{METHOD}", f"shapes-{METHOD}-sem"):
-        runs.append(simplicia.pretrain(name, out=out / name, resume=True, device=device, epochs=epochs))
-    base, sem = runs
+    alone, with_sem = (
+        [
+            simplicia.pretrain(
+                name, out=out / f"{name}-seed-{seed}", resume=True, device=device, epochs=epochs, seed=seed
+            )
+            for seed in range(seeds)
+        ]
+        for name in (f"shapes-{METHOD}", f"shapes-{METHOD}-sem")
+    )
+    sem = with_sem[0]
     train, test = datasets.load("shapes"), datasets.load("shapes", "test")
     atlas = draw(sem, train, test, out / "simplices.png")
-    rows = _measure(NAME, base, "encoder", train, test)
-    rows += _measure(f"{NAME} + SEM", sem, "sem", train, test)
+    rows = _measure(NAME, alone, "encoder", train, test)
+    rows += _measure(f"{NAME} + SEM", with_sem, "sem", train, test)
     page = write([analyze(sem, images=len(test), fit_images=len(test))], out / "report.html")
 
     columns: list[Column] = ["simplex", "vertex", "images with it", "most common class", "of these %"]
     table("what some codes stand for, on test images", columns, _meanings(atlas, test.classes))
-    columns = [("pre-trained with", "model"), ("measured on", "layer"), "temperature"]
+    columns = [("pre-trained with", "model"), ("measured on", "layer")]
     columns += [("linear probe", accuracy), ("kNN", lambda row: decimals(row["knn_accuracy"]))]
     print()
-    table("test accuracy on shapes, offline, in percent", columns, rows)
+    spread = f", mean of {seeds} seeds ± their standard deviation" if seeds > 1 else ""
+    table(f"test accuracy on shapes, offline, in percent{spread}", columns, rows)
     seconds, vertices = time.monotonic() - start, sem.recipe.sem.vertices
     nats, top = simplicia.entropy(sem.encode(test.images), vertices).mean().item(), math.log(vertices)
     result: dict[str, Any] = {"entropy": nats, "ln_vertices": top, "probes": rows, "seconds": seconds}
-    result |= {"epochs": sem.recipe.epochs, "seed": sem.recipe.seed, "commit": commit()}
+    result |= {"epochs": epochs, "seeds": list(range(seeds)), "commit": commit()}
     sem.write_result("demo", result | versions(sem.device), out / "demo.json")
     chance = 100 / len(test.classes)
-    echo(f"Temperature 0 is codes alone. Guessing gives {chance:.0f} %. {seconds:.0f} s in all.")
+    echo(f"Guessing gives {chance:.0f} %. {seconds:.0f} s in all.")
     print()
     echo(f"look: {page} and {out / 'simplices.png'}")
     echo(f"next: simplicia pretrain {METHOD}-sem --data PHOTOS --out runs/mine")
@@ -93,21 +108,35 @@ def _meanings(atlas: "Atlas", classes: tuple[str, ...]) -> list[list[Any]]:
     return rows
 
 
-def _measure(model: str, run: "Run", layer: str, train: "ImageSet", test: "ImageSet") -> list[dict[str, Any]]:
-    """Linear probes, which are also stored in the run, and nearest neighbours.
+def _measure(
+    model: str, runs: "list[Run]", layer: str, train: "ImageSet", test: "ImageSet"
+) -> list[dict[str, Any]]:
+    """Linear probes, which are also stored in the runs, and nearest neighbours: means over the runs.
 
-    Of simplices: at the temperature that held-out training images choose, and at 0.
+    Of simplices: at the temperature that held-out training images choose, and codes alone (temperature 0).
     """
     from simplicia.evaluate.knn import knn
     from simplicia.evaluate.probe import preset, probe
 
-    result = probe(run, train, test, layer, preset("demo"), quiet=False)
-    run.write_result(f"probe-{layer}", result)
+    measured: dict[
+        str, list[tuple[float | None, float, float]]
+    ] = {}  # temperature, probe and kNN of each run
+    for run in runs:
+        result = probe(run, train, test, layer, preset("demo"), quiet=False)
+        run.write_result(f"probe-{layer}", result)
+        tried = {
+            row["temperature"]: row["accuracy"] for row in result["per_temperature"] or [result.to_json()]
+        }
+        for name, temperature in ((layer, result.temperature), ("codes", 0.0)):
+            if temperature in tried:
+                near = knn(run, train, test, layer, temperature)["accuracy"]
+                measured.setdefault(name, []).append((temperature, tried[temperature], near))
     rows = []
-    for row in result["per_temperature"] or [result.to_json()]:
-        if row["temperature"] in (result.temperature, 0):
-            near = knn(run, train, test, layer, row["temperature"])
-            rows.append({**row, "model": model, "layer": layer, "knn_accuracy": near["accuracy"]})
+    for name, values in measured.items():
+        temperatures, probes, nearest = zip(*values, strict=True)
+        over = over_seeds([round(accuracy * len(test) / 100) for accuracy in probes], len(test))
+        rows.append({"model": model, "layer": name, "temperatures": temperatures, **over})
+        rows[-1]["knn_accuracy"] = statistics.mean(nearest)
     return rows
 
 

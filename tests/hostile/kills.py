@@ -214,7 +214,7 @@ def kill_verbs(kills: Kills, count: int, rng: random.Random, world: fuzz.World, 
             "onnx": [run, str(place / "x.onnx")],
             "add": [run, "--out", str(world.index / "photos.index"), "--add", str(world.classes), "--quiet"],
             "bench": ["step", "shapes-byol", "--engines", "eager", "--steps", "5", "--device", "cpu"],
-            "demo": ["--out", str(place / "demo"), "--epochs", "1", "--device", "cpu"],
+            "demo": ["--out", str(place / "demo"), "--epochs", "1", "--seeds", "1", "--device", "cpu"],
         }
         commands["analyze"] += ["--figures", str(place / "figures")]
         commands["bound"] += ["--figure", str(place / "b.svg")]
