@@ -87,19 +87,30 @@ def test_archived_results_are_named_by_date_and_commit():
 
 
 def test_start_shows_the_stored_demo():
-    rows = []
-    for row in stored("demo/shapes-barlow.json")["probes"]:
-        tau = "-" if row["temperature"] is None else f"{row['temperature']:g}"
-        cells = row["model"], row["layer"], tau, accuracy(row), f"{row['knn_accuracy']:.1f}"
-        rows.append(f"| {' | '.join(cells)} |")
-    assert " ".join(rows) in text("docs/start.md"), "\n".join(rows)
+    page = text("docs/start.md")
+    for row in stored("demo/shapes-vicreg.json")["probes"]:
+        spread = f"{row['accuracy']:.1f} ± {row['standard_deviation']:.1f}"
+        assert f"| {row['model']} | {row['layer']} | {spread} | {row['knn_accuracy']:.1f} |" in page
     choice = stored("demo/choice.json")
     assert {row["protocol"] for row in choice} == {"held-out training images"}
-    sentences = {"barlow": "SEM adds {}, {} and {} points", "simclr": "With SimCLR it adds {}, {} and {} ("}
-    for method, words in sentences.items():
-        held_out = {(row["seed"], row["layer"]): row["accuracy"] for row in choice if method in row["recipe"]}
-        gains = [f"{held_out[seed, 'sem'] - held_out[seed, 'encoder']:.1f}" for seed in range(3)]
-        assert words.format(*gains) in text("docs/start.md")
+    gains: dict[tuple[str, int], list[str]] = {}
+    held_out = {(row["recipe"], row["epochs"], row["seed"]): row["accuracy"] for row in choice}
+    for (recipe, epochs, seed), with_sem in sorted(held_out.items()):
+        alone = recipe.removesuffix("-sem")
+        if recipe != alone:
+            gain = with_sem - held_out[alone, epochs, seed]
+            gains.setdefault((alone.removeprefix("shapes-"), epochs), []).append(f"{gain:.1f}")
+    sentences = {
+        ("vicreg", 2): "After two epochs of VICReg, SEM adds {}, {}, {} and {} points with the seeds 0 to 3",
+        ("barlow", 6): "after six epochs, SEM adds {}, {} and {} points to Barlow Twins",
+        ("simclr", 6): "and {}, {} and {} to SimCLR",
+        ("barlow", 2): "after two, {}, {} and {} to Barlow Twins",
+        ("moco", 2): "with the one seed tried it takes {} from MoCo",
+    }
+    assert gains.keys() == sentences.keys()
+    for key, words in sentences.items():
+        signs = [gain.removeprefix("-") if "takes" in words else gain for gain in gains[key]]
+        assert words.format(*signs) in page, key
 
 
 def test_results_readme_shows_all_former_demos():
