@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from simplicia.data import shapes
+
 settings.register_profile("simplicia", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("simplicia")
 
@@ -29,3 +31,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         if item.get_closest_marker("kernels") and not (has_gpu or interpreted):
             item.add_marker(pytest.mark.skip(reason="test_kernels.py runs it in Triton's interpreter"))
+
+
+@pytest.fixture
+def fewer_shapes(monkeypatch):
+    """A fifth of the built-in images, so that trainings on them are short."""
+    shapes.shapes.cache_clear()
+    monkeypatch.setattr(shapes, "COUNTS", {"train": 1000, "test": 500})
+    yield
+    shapes.shapes.cache_clear()

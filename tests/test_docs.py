@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simplicia.data import shapes
 from simplicia.experiments.cifar import METHODS
 from simplicia.train import recipes
 
@@ -43,15 +42,6 @@ def curve(name):
 
 def accuracy(row):
     return f"{row['accuracy']:.1f} ± {row['standard_error']:.1f}" if row else "-"
-
-
-@pytest.fixture
-def fewer_shapes(monkeypatch):
-    """A fifth of the built-in images, so that the trainings of the pages are short."""
-    shapes.shapes.cache_clear()
-    monkeypatch.setattr(shapes, "COUNTS", {"train": 1000, "test": 500})
-    yield
-    shapes.shapes.cache_clear()
 
 
 @pytest.mark.parametrize("code", SNIPPETS)

@@ -61,6 +61,7 @@ def ten_steps(tmp_path_factory):
     return found
 
 
+@pytest.mark.xdist_group("ten steps")
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("name", [*ALL, *OTHERS])
 def test_losses_in_32_bits_are_those_of_one_process(ten_steps, name, processes):
@@ -69,6 +70,7 @@ def test_losses_in_32_bits_are_those_of_one_process(ten_steps, name, processes):
     assert several[9] == pytest.approx(one[9], rel=1e-3)
 
 
+@pytest.mark.xdist_group("ten steps")
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("name", [*ALL, "micro-batches"])
 def test_training_in_64_bits_is_that_of_one_process(ten_steps, name, processes):
@@ -79,6 +81,7 @@ def test_training_in_64_bits_is_that_of_one_process(ten_steps, name, processes):
     assert max(one["losses"]) > 1.01 * min(one["losses"])  # the model moves
 
 
+@pytest.mark.xdist_group("ten steps")
 @pytest.mark.parametrize("processes", [2, 4])
 def test_online_probes_are_those_of_one_process(ten_steps, processes):
     one, several = (ten_steps[n]["32"]["byol-sem"]["state"] for n in (1, processes))
@@ -90,6 +93,7 @@ def test_online_probes_are_those_of_one_process(ten_steps, processes):
     assert {key: one[key] for key in accuracies} == {key: several[key] for key in accuracies}
 
 
+@pytest.mark.xdist_group("ten steps")
 def test_gradients_of_large_matrices_may_be_averaged_in_16_bits(ten_steps):
     one, rounded = (ten_steps[1]["32"][n] for n in ("byol-sem", "reduced in 16 bits"))
     assert one == rounded  # one process sends nothing

@@ -362,7 +362,7 @@ def test_a_loss_at_chance_is_reported(folder):
     assert monitor.warnings(simclr, {**figures, "loss": same}, 6, 100, 64) == {}
 
 
-def test_log_names_of_probes_and_knn_start_with_online(tmp_path):
+def test_log_names_of_probes_and_knn_start_with_online(tmp_path, fewer_shapes):
     run = simplicia.pretrain(
         "shapes-byol-sem", out=tmp_path / "run", online_every=1, **{**SMALL, "epochs": 1}
     )
@@ -754,7 +754,7 @@ def test_a_run_stops_early_enough_for_a_slow_disk(folder, tmp_path, monkeypatch)
         )
 
 
-def test_images_in_memory_train_like_a_named_data_set(tmp_path):
+def test_images_in_memory_train_like_a_named_data_set(tmp_path, fewer_shapes):
     shapes = simplicia.data.datasets.load("shapes")
     small = {**SMALL, "epochs": 1, "options": HEADS["byol"], "out": tmp_path / "a"}
     named = simplicia.pretrain("shapes-byol-sem", data="shapes", **small)
