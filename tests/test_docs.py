@@ -491,7 +491,7 @@ def test_search_shows_the_stored_numbers(tmp_path, monkeypatch):
     for way in ("exact", "fast", "faiss"):
         assert f"| {speed['bytes_of_codes']:,} | {speed[way]['median_ms']:.1f} |" in page
     dedup = speed["dedup"]
-    took = f"{dedup['seconds']:.0f} s, {dedup['cpu_seconds']:.0f} s of them on the CPU"
+    took = f"{dedup['seconds']:.0f} s and {dedup['cpu_seconds']:.0f} s of CPU time"
     assert f"Deduplicating {dedup['images']:,} images took {took}" in page
     for method in found["methods"].values():
         test = method["test"]
