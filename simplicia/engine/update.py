@@ -24,7 +24,7 @@ BLOCK = 2048  # numbers of a chunk in flight at once
 # multiprocessors to concurrent work.
 LARGE_CHUNK, LARGE_BLOCK = 1 << 18, 4096
 AHEAD = 3  # blocks in the pipeline, the current one included
-BYTES = 14  # per number: halves of weight and target, velocity, gradient
+BYTES = 16  # per number: halves of weight and target, velocity, gradient
 
 
 def _large_block(device: torch.device) -> int:
@@ -70,7 +70,7 @@ class FusedUpdate:
     """``update()`` moves every slot, by kernels, or by PyTorch where no kernels run.
 
     Kernels read addresses from tables, so gradients may belong to a captured graph. Either all slots are in
-    halves, or none is.
+    halves, or none is; and all have a total, or none has.
     """
 
     def __init__(self, slots: list[Slot], lr: Tensor, momentum: float, eta: float, ema: Tensor | None):
@@ -81,7 +81,8 @@ class FusedUpdate:
         self.ema = self.one if ema is None else ema
         sizes = torch.tensor([slot.weight.numel() for slot in slots])
         halves = slots[0].low is not None
-        assert all((slot.low is not None) == halves for slot in slots)
+        sums = slots[0].total is not None
+        assert all((slot.low is not None, slot.total is not None) == (halves, sums) for slot in slots)
         chunk = LARGE_CHUNK if halves else CHUNK
         chunks = (sizes + chunk - 1) // chunk
         first = torch.cat([torch.zeros(1, dtype=torch.long), chunks.cumsum(0)])
@@ -103,6 +104,7 @@ class FusedUpdate:
             "BLOCK": _large_block(device) if halves else BLOCK,
             "ALIGNED": bool((sizes % 8 == 0).all()),
             "HALVES": halves,
+            "SUMS": sums,
             "AHEAD": AHEAD if halves else 1,
             "num_warps": 8 if halves else 4,
         }

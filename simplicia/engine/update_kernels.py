@@ -1,7 +1,8 @@
 """The Triton kernels of ``update.py``. They read addresses of tensors from a table with one column per slot.
 
 Its rows: weight, gradient, velocity, target, copy, target's copy, rate, and the remainders of both copies.
-ALIGNED: sizes and addresses allow accesses of sixteen bytes. HALVES: weights are stored in two halves.
+ALIGNED: sizes and addresses allow accesses of sixteen bytes. HALVES: weights are stored in two halves, and
+their gradients have 16 bits. SUMS: all gradients have 32 bits, since they are sums over micro-batches.
 """
 
 import triton
@@ -54,8 +55,12 @@ def _end(address, start, end, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _gradient(address, half, offsets, inside, ALIGNED: tl.constexpr, HALVES: tl.constexpr):
-    if HALVES:  # noqa: SIM114 -- always 16 bits; without a branch the load can be prefetched
+def _gradient(
+    address, half, offsets, inside, ALIGNED: tl.constexpr, HALVES: tl.constexpr, SUMS: tl.constexpr
+):  # fmt: skip
+    if SUMS:  # noqa: SIM114 -- without a branch at run time the load can be prefetched
+        g = tl.load(_at(address, tl.float32, ALIGNED) + offsets, mask=inside, other=0.0)
+    elif HALVES:  # noqa: SIM114
         g = tl.load(_at(address, tl.bfloat16, ALIGNED) + offsets, mask=inside, other=0.0).to(tl.float32)
     elif half == 1:
         g = tl.load(_at(address, tl.bfloat16, ALIGNED) + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -68,7 +73,7 @@ def _gradient(address, half, offsets, inside, ALIGNED: tl.constexpr, HALVES: tl.
 def square(
     pointers, half_grad, owner, place, size, squares, COUNT, CHUNKS,
     WEIGHTS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
-    HALVES: tl.constexpr, AHEAD: tl.constexpr,
+    HALVES: tl.constexpr, SUMS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
     slot, start, end = _span(chunk, owner, place, size, CHUNK, ALIGNED)
@@ -87,7 +92,7 @@ def square(
             upper = tl.load(_at(address, tl.int16, ALIGNED) + offsets, mask=inside, other=0)
             x = _join(upper, tl.load(low + offsets, mask=inside, other=0))
         else:
-            x = _gradient(address, half, offsets, inside, ALIGNED, HALVES)
+            x = _gradient(address, half, offsets, inside, ALIGNED, HALVES, SUMS)
         total += x * x
     tl.store(squares + row, tl.sum(total))
 
@@ -113,7 +118,7 @@ def trust(squares, first, decay, trusted, lr, ratio, eta, CHUNKS, BLOCK: tl.cons
 def move(
     pointers, half_grad, owner, place, size, ratio, decay, lr, ema, squares, momentum, COUNT, CHUNKS,
     HALF_VELOCITY: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, ALIGNED: tl.constexpr,
-    HALVES: tl.constexpr, AHEAD: tl.constexpr,
+    HALVES: tl.constexpr, SUMS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     rate, follow = tl.load(lr), 1 - tl.load(ema)
     velocity_kind: tl.constexpr = tl.bfloat16 if HALF_VELOCITY else tl.float32
@@ -153,7 +158,7 @@ def move(
                 p = tl.load(weight + offsets, mask=inside, other=0.0)
                 t = tl.load(target + offsets, mask=followed, other=0.0)
             v = tl.load(velocity + offsets, mask=inside, other=0.0).to(tl.float32)
-            g = _gradient(grad, half, offsets, inside, ALIGNED, HALVES)
+            g = _gradient(grad, half, offsets, inside, ALIGNED, HALVES, SUMS)
             if HALVES:
                 p, t = _join(upper, lower), _join(target_upper, target_lower)
             v = momentum * v + share * (g + shrink * p)

@@ -22,8 +22,10 @@ LARGE = [
     [((16, 48), True, True, True), ((5, 8), True, False, True), ((4, 16), True, True, False)],
     [((7, 3), True, True, True), ((5, 29), True, False, True)],
 ]
-CASES = [(shapes, dtype, False) for shapes in SMALL for dtype in (torch.float32, torch.bfloat16)]
-CASES += [(LARGE[0], torch.float32, True), (LARGE[0], torch.bfloat16, True), (LARGE[1], torch.float32, True)]
+CASES = [(shapes, dtype, False, False) for shapes in SMALL for dtype in (torch.float32, torch.bfloat16)]
+CASES += [(LARGE[0], dtype, True, False) for dtype in (torch.float32, torch.bfloat16)]
+CASES += [(LARGE[1], torch.float32, True, False), (LARGE[1], torch.float32, True, True)]
+CASES += [(SMALL[0], torch.float32, False, True)]
 
 
 @pytest.fixture(params=[pytest.param("kernels", marks=pytest.mark.kernels), "fallback"])
@@ -41,8 +43,10 @@ def one_bit(half, exact):
     torch.testing.assert_close(half.float(), exact, rtol=2**-7, atol=1e-6)
 
 
-@pytest.mark.parametrize("shapes, dtype, halves", CASES)
-def test_the_fused_update_is_the_optimiser_and_the_moving_average(small_chunks, shapes, dtype, halves):
+@pytest.mark.parametrize("shapes, dtype, halves, summed", CASES)
+def test_the_fused_update_is_the_optimiser_and_the_moving_average(
+    small_chunks, shapes, dtype, halves, summed
+):
     """``shapes`` are (shape, has a 16-bit copy, trust ratio, has a target)."""
     device = small_chunks
     lr, ema = torch.tensor(0.3, device=device), torch.tensor(0.97, device=device)
@@ -57,6 +61,8 @@ def test_the_fused_update_is_the_optimiser_and_the_moving_average(small_chunks, 
         copy = target.bfloat16() if copied and has_target else None
         slot_rate = rate if i == 0 else None
         slot = fused.Slot(weight.detach(), source, velocity, 0.01, trust, target, copy, slot_rate)
+        if summed:  # over micro-batches; the gradient of the last one is not read
+            slot.total = torch.zeros(shape, device=device)
         slots.append(slot)
         groups.append({"params": [twin], "weight_decay": 0.01, "trust": trust, "rate": slot_rate})
         twins.append(twin)
@@ -75,6 +81,9 @@ def test_the_fused_update_is_the_optimiser_and_the_moving_average(small_chunks, 
         for slot, twin in zip(slots, twins, strict=True):
             gradient = (torch.randn_like(twin) * 0.1).to(slot.source.dtype)
             slot.source.grad, twin.grad = gradient, gradient.float()
+            if summed:
+                slot.total.copy_(torch.randn_like(twin) * 0.1)
+                slot.source.grad, twin.grad = torch.full_like(gradient, torch.nan), slot.total.clone()
         update.find_gradients()
         if step == 0:
             update.measure_weights()
