@@ -88,9 +88,9 @@ class TwoViews:
         return self.transform(image), self.transform(image)
 
 
-def rate(take: Callable[[], object], batch: int, seconds: float, most: int) -> float:
+def rate(take: Callable[[], object], batch: int, seconds: float, warm_up: int, most: int) -> float:
     """Images/s of what takes batches, once workers run and what was ready ahead is used."""
-    for _ in range(WARM_UP):
+    for _ in range(warm_up):
         take()
     start, batches = time.perf_counter(), 0
     while batches < most and time.perf_counter() - start < seconds:
@@ -107,8 +107,9 @@ def loader(photos: Path, args) -> dict:
     images = datasets.load(photos, size=256, stream=True, keep_aspect=True).images
     ours = StreamLoader(images, args.batch, 0, choose(args.device), views=views, size=224)
     workers = args.workers or len(os.sched_getaffinity(0))
+    part = args.batch // 4  # each worker makes whole batches: smaller ones come more evenly
     theirs = torch.utils.data.DataLoader(
-        ImageFolder(photos, TwoViews()), args.batch, shuffle=True, num_workers=workers, drop_last=True
+        ImageFolder(photos, TwoViews()), part, shuffle=True, num_workers=workers, drop_last=True
     )
     numbers = itertools.count()
 
@@ -118,9 +119,9 @@ def loader(photos: Path, args) -> dict:
 
     rates: dict[str, list[float]] = {"streaming": [], "torchvision": []}
     for _ in range(args.turns):
-        how = args.batch, args.seconds, len(theirs) - WARM_UP
-        rates["streaming"].append(rate(fetch, *how))
-        rates["torchvision"].append(rate(partial(next, iter(theirs)), *how))
+        rates["streaming"].append(rate(fetch, args.batch, args.seconds, WARM_UP, 10**6))
+        most = len(theirs) - workers
+        rates["torchvision"].append(rate(partial(next, iter(theirs)), part, args.seconds, workers, most))
     ours.close()
     ours_per_s, theirs_per_s = map(statistics.median, rates.values())
     about = {"torchvision_workers": workers, "streaming_threads": images.threads, "batch_size": args.batch}

@@ -105,14 +105,18 @@ class Source:
             if name.endswith(".parquet"):
                 self._check_unchanged(os.stat(self.root / name), shard_size, changed)
                 return self._row(name, offset, size)
-            with open(self.root / name, "rb", buffering=0) as file:
-                self._check_unchanged(os.fstat(file.fileno()), shard_size, changed)
+            file = os.open(self.root / name, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            try:
+                self._check_unchanged(os.fstat(file), shard_size, changed)
                 if offset + size > shard_size:
                     raise Unreadable("lies outside of its shard")
                 if size == 0:
                     raise Unreadable("is empty")
-                file.seek(offset)
-                data = file.read(size)
+                if offset:
+                    os.lseek(file, offset, os.SEEK_SET)
+                data = os.read(file, size)
+            finally:
+                os.close(file)
         except OSError as error:
             raise Unreadable(
                 "is gone" if isinstance(error, FileNotFoundError) else str(error.strerror)

@@ -8,7 +8,7 @@ the number of threads.
 import math
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,11 +23,14 @@ from simplicia.data.crops import TRIES, Box, centre_square, crop_encoded, random
 from simplicia.data.decoding import attempt, explain, read_ahead
 from simplicia.data.loaders import DeviceLoader, mix_seed
 from simplicia.data.sources import Names, Source
+from simplicia.data.workers import Workers, pin, shared, unpin
 from simplicia.distributed import local_world_size
 from simplicia.errors import UserError
 from simplicia.progress import say
 
 AHEAD = 2  # batches that are decoded ahead of the step
+AT_A_TIME = 8  # images that a worker takes: waking it costs time
+MOST_READERS = 8  # threads that decode for measuring: more wait for each other
 CROPS = 0xC20B5  # sets the seeds of crops apart from those of orders
 SAMPLE = 1024  # images that the statistics of colours are taken from
 MOST_UNREADABLE = 0.01  # share of the images
@@ -43,7 +46,7 @@ class StreamedImages:
     source: Source
     size: int
     keep_aspect: bool = False
-    threads: int = 0  # (0: one per CPU core)
+    threads: int = 0  # or processes, for the views of a training (0: one per CPU core)
     most_unreadable: float = MOST_UNREADABLE
     problems: dict[int, str] = field(default_factory=dict)  # why images cannot be read, by row of the index
     total: int = 0  # images that share the problems (0: these)
@@ -99,7 +102,8 @@ class StreamedImages:
     def decoded(self, count: int) -> Iterator[tuple[Tensor, dict[int, str]]]:
         """Batches, and why some of their images, by position, are missing and black."""
         black = torch.zeros(self.shape[1:], dtype=torch.uint8)
-        for batch in read_ahead(partial(attempt, self._square), range(len(self)), count, self.threads):
+        threads = min(self.threads, MOST_READERS)
+        for batch in read_ahead(partial(attempt, self._square), range(len(self)), count, threads):
             errors = {i: square for i, square in enumerate(batch) if isinstance(square, Exception)}
             squares = torch.stack([black if isinstance(square, Exception) else square for square in batch])
             yield squares, {i: explain(error) for i, error in errors.items()}
@@ -120,16 +124,13 @@ class StreamedImages:
         for j in self._instead_of(i):
             try:
                 data = self.source.read(j)
-                for view, image in zip(
-                    out, crop_encoded(data, boxes, size, settings.interpolation), strict=True
-                ):
-                    view.copy_(image)
+                for k, image in enumerate(crop_encoded(data, boxes, size, settings.interpolation)):
+                    out[k].copy_(image)
                 return
             except MemoryError:
                 raise
             except Exception as error:
-                self.problems[int(self.source.rows[j])] = explain(error)
-                self._check_problems()
+                self.add_problems({int(self.source.rows[j]): explain(error)})
         raise UserError(f"no image of {self.source.root} can be read")
 
     def _instead_of(self, i: int) -> Iterator[int]:
@@ -140,9 +141,11 @@ class StreamedImages:
             if labels is None or labels[j] == labels[i]:
                 yield j
 
-    def _check_problems(self) -> None:
+    def add_problems(self, problems: dict[int, str]) -> None:
+        """Note why images cannot be read; a UserError if they are too many."""
+        self.problems.update(problems)
         count = len(self.problems)
-        if count > self.most_unreadable * self.total:
+        if problems and count > self.most_unreadable * self.total:
             raise UserError(
                 f"{self.describe_problems()}: more than {100 * self.most_unreadable:g} % of {self.total:,}; "
                 "repair or remove them, or give a larger --max-unreadable"
@@ -190,8 +193,10 @@ class StreamLoader(DeviceLoader):
         micro_batches: int = 1,
     ):
         self.stream, self.settings, self.size = images, views, size
-        self.executor: ThreadPoolExecutor | None = None
-        self.pending: dict[int, list[Future[None]]] = {}  # by step
+        self.workers = Workers(images.threads, self._decode)
+        self.pending: dict[
+            int, list[tuple[Future, Any]]
+        ] = {}  # by step: parts of a batch, and what they take
         where: Any = seed, device, rank, world
         super().__init__(images, batch_size, *where, micro_batches=micro_batches)  # type: ignore[arg-type]
 
@@ -201,20 +206,19 @@ class StreamLoader(DeviceLoader):
         self.images = torch.empty(shape, dtype=torch.uint8, device=self.device)
         self.aspect_ratios = None
         self.fixed_rows: Tensor = torch.arange(len(self.images), device=self.device)
-        pinned = self.device.type == "cuda"
-        self.buffers = [torch.empty(shape, dtype=torch.uint8, pin_memory=pinned) for _ in range(AHEAD + 1)]
-        self.copied = [torch.cuda.Event() if pinned else None for _ in self.buffers]
+        self.buffers = [shared(shape) for _ in range(AHEAD + 1)]
+        self.pinned = False
+        on_gpu = self.device.type == "cuda"
+        self.copied = [torch.cuda.Event() if on_gpu else None for _ in self.buffers]
 
     def fetch(self, step: int, indices: Tensor) -> Tensor:
         for earlier in [other for other in self.pending if not step <= other <= step + AHEAD]:
             self._forget(earlier)
         for later in range(step, step + AHEAD + 1):
             if later not in self.pending:
-                self.pending[later] = self._decode_ahead(
-                    later, indices if later == step else self.indices(later)
-                )
-        for future in self.pending.pop(step):
-            future.result()
+                self._decode_ahead(later, indices if later == step else self.indices(later))
+        for future, part in self.pending.pop(step):
+            self.stream.add_problems(self.workers.result(future, *part))
         self.stream.report_problems()
         slot = step % len(self.buffers)
         self.images.copy_(self.buffers[slot], non_blocking=True)
@@ -223,10 +227,8 @@ class StreamLoader(DeviceLoader):
             copied.record()
         return self.fixed_rows
 
-    def _decode_ahead(self, step: int, indices: Tensor) -> list[Future[None]]:
-        """Decode a batch in the threads, once its buffer is free. They make no CUDA calls."""
-        if self.executor is None:
-            self.executor = ThreadPoolExecutor(self.stream.threads)
+    def _decode_ahead(self, step: int, indices: Tensor) -> None:
+        """Decode a batch in the workers, once its buffer is free."""
         slot = step % len(self.buffers)
         copied = self.copied[slot]
         if copied is not None:
@@ -234,14 +236,24 @@ class StreamLoader(DeviceLoader):
         generator = torch.Generator().manual_seed(mix_seed(self.seed, step, CROPS))
         shape = self.batch_size, len(self.settings.blur), 2 * TRIES + 2
         draws = self.share(torch.rand(shape, generator=generator, dtype=torch.float64)).numpy()
-        work = zip(indices.tolist(), draws, self.buffers[slot], strict=True)
-        return [
-            self.executor.submit(self.stream.views, i, d, self.settings, self.size, out) for i, d, out in work
-        ]
+        rows, self.pending[step] = indices.numpy(), []
+        for start in range(0, len(rows), AT_A_TIME):
+            which = slice(start, start + AT_A_TIME)
+            part = slot, start, rows[which], draws[which]
+            self.pending[step].append((self.workers.submit(*part), part))
+        if self.device.type == "cuda" and not self.pinned:  # now that the workers have started
+            self.pinned = all(pin(buffer) for buffer in self.buffers)
+
+    def _decode(self, slot: int, start: int, rows: np.ndarray, draws: np.ndarray) -> dict[int, str]:
+        """Decode a part of a batch; returns the problems that came up."""
+        before = len(self.stream.problems)
+        for out, i, draw in zip(range(start, start + len(rows)), rows.tolist(), draws, strict=True):
+            self.stream.views(i, draw, self.settings, self.size, self.buffers[slot][out])
+        return dict(list(self.stream.problems.items())[before:])
 
     def _forget(self, step: int) -> None:
         """Let go of a batch that is no longer wanted; its buffer is free afterwards."""
-        for future in self.pending.pop(step):
+        for future, _ in self.pending.pop(step):
             if not future.cancel():
                 with suppress(Exception):
                     future.result()
@@ -249,9 +261,11 @@ class StreamLoader(DeviceLoader):
     def close(self) -> None:
         for step in list(self.pending):
             self._forget(step)
-        if self.executor is not None:
-            self.executor.shutdown()
-            self.executor = None
+        self.workers.close()
+        if self.pinned:
+            self.pinned = False
+            for buffer in self.buffers:
+                unpin(buffer)
 
 
 def default_threads() -> int:

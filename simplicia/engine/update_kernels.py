@@ -58,7 +58,7 @@ def _end(address, start, end, ALIGNED: tl.constexpr):
 def _gradient(
     address, half, offsets, inside, ALIGNED: tl.constexpr, HALVES: tl.constexpr, SUMS: tl.constexpr
 ):  # fmt: skip
-    if SUMS:  # noqa: SIM114 -- without a branch at run time the load can be prefetched
+    if SUMS:  # known when compiled: without a branch at run time the load can be prefetched
         g = tl.load(_at(address, tl.float32, ALIGNED) + offsets, mask=inside, other=0.0)
     elif HALVES:  # noqa: SIM114
         g = tl.load(_at(address, tl.bfloat16, ALIGNED) + offsets, mask=inside, other=0.0).to(tl.float32)

@@ -142,7 +142,9 @@ class Recipe:
         Formerly("images_on"),
     ] = "auto"
     data_threads: Annotated[
-        int, "threads that decode streamed images (0: one per CPU core)", Range(0, 1024)
+        int,
+        "threads, on Linux above 4 processes, that decode streamed images (0: one per CPU core)",
+        Range(0, 1024),
     ] = 0
     max_unreadable: Annotated[
         float, "share of streamed images that may be unreadable before training stops", Range(0, 1)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from simplicia.data import workers
 from simplicia.data.augmentation import Views
 from simplicia.data.cached_features import FeatureViews, Frozen
 from simplicia.data.datasets import MEMORY, ImageSet
@@ -269,7 +270,9 @@ class Trainer:
                 "ahead of its step"
             )
         if images.streamed and self.frozen is None:
-            lines.append(f"images are decoded by {images.images.threads} threads, ahead of each step")
+            lines.append(
+                f"images are decoded by {workers.describe(images.images.threads)}, ahead of each step"
+            )
         if images.skipped:
             first = "; ".join(f"{path} ({reason})" for path, reason in images.skipped[:3])
             more = "; …" if len(images.skipped) > 3 else ""

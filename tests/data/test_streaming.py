@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 import simplicia
-from simplicia.data import crops, datasets, image_files, streaming
+from simplicia.data import crops, datasets, image_files, streaming, workers
 from simplicia.data.augmentation import ViewSettings, sample_boxes
 from simplicia.data.crops import crop_encoded, random_box
 from simplicia.data.streaming import StreamLoader
@@ -22,6 +23,8 @@ from simplicia.train import checkpoint
 
 CPU = torch.device("cpu")
 FLAT = ViewSettings.crop_flip()
+PROCESSES = workers.MOST_THREADS + 1  # so many workers are processes
+both = pytest.mark.parametrize("threads", [2, PROCESSES])
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +58,19 @@ def numbers(images):
 def loader(folder, batch=8, seed=0, rank=0, world=1, threads=2, views=ViewSettings, **options):
     images = datasets.load(str(folder), size=16, stream=True, threads=threads, keep_aspect=True, **options)
     return StreamLoader(images.images, batch, seed, CPU, rank, world, views=views(), size=8)
+
+
+def children(process):
+    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True).stdout
+    return [pid for pid in map(int, found.split()) if is_alive(pid)]  # pgrep itself was one
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 # ---- Pixels
@@ -159,7 +175,8 @@ def test_views_depend_on_the_step_only(tmp_path, steps):
     (folder / "a").mkdir(parents=True)
     for i in range(60):
         smooth(i).save(folder / "a" / f"{i:02d}.jpg")
-    one, halves = loader(folder, threads=1), [loader(folder, rank=r, world=2, threads=4) for r in (0, 1)]
+    one = loader(folder, threads=1)
+    halves = [loader(folder, rank=r, world=2, threads=count) for r, count in enumerate((4, PROCESSES))]
     together = {step: one.fetch(step, one.indices(step)) is None or one.images.clone() for step in range(32)}
     for step in steps:
         parts = []
@@ -201,7 +218,9 @@ data.close()
 """
 
 
-def test_a_killed_process_sees_the_same_order_when_it_starts_again(tmp_path):
+@pytest.mark.parametrize("threads", [1, PROCESSES])
+def test_a_killed_process_sees_the_same_order_when_it_starts_again(tmp_path, threads):
+    """And its workers end with it."""
     folder = spelt(tmp_path / "photos", 60, classes=1)
 
     def start(*words):
@@ -209,23 +228,57 @@ def test_a_killed_process_sees_the_same_order_when_it_starts_again(tmp_path):
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     whole = start(3, 0, 16).communicate()[0].splitlines()
-    killed = start(1, 0, 10**6)
+    killed = start(threads, 0, 10**6)
     before = [killed.stdout.readline().strip() for _ in range(5)]
+    started = children(killed.pid)
+    assert len(started) == (threads if threads == PROCESSES else 0)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
+    deadline = time.monotonic() + 30
+    while any(map(is_alive, started)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(is_alive, started))
     after = start(2, 5, 16).communicate()[0].splitlines()
     assert before + after == whole and len(whole) == 16
+
+
+def test_threads_go_on_after_a_worker_was_killed(tmp_path, capfd):
+    folder = spelt(tmp_path / "photos", 100, classes=1)
+    expected, data = loader(folder, threads=1), loader(folder, threads=PROCESSES)
+    for step in range(8):
+        if step == 3:
+            os.kill(children(os.getpid())[0], signal.SIGKILL)
+        for each in (expected, data):
+            each.fetch(step, each.indices(step))
+        assert data.images.equal(expected.images)
+    assert not data.workers.in_processes
+    for each in (expected, data):
+        each.close()
+    assert capfd.readouterr().err.count("threads go on in its place") == 1
+
+
+def test_an_interrupt_of_all_processes_is_left_to_the_first(tmp_path, photos):
+    words = ["--data", str(photos), "--out", str(tmp_path / "run"), "--data-device", "stream"]
+    words += ["--data-threads", str(PROCESSES), "--epochs", "5000", "--encoder", "tiny", "--batch-size", "8"]
+    command = [sys.executable, "-m", "simplicia", "pretrain", "byol", *words, "--image-size", "16"]
+    training = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (line := training.stderr.readline()).startswith("byol: ") or "/" not in line:
+        assert line, "it ended"
+    os.killpg(training.pid, signal.SIGINT)
+    rest = training.communicate(timeout=60)[1]
+    assert training.returncode == 130 and "Traceback" not in rest and "--resume" in rest
 
 
 # ---- Files that cannot be read
 
 
-def test_a_few_bad_files_are_replaced_and_named_once(tmp_path, capfd):
+@both
+def test_a_few_bad_files_are_replaced_and_named_once(tmp_path, capfd, threads):
     folder = spelt(tmp_path / "photos", 200)
     bad, instead = loader(folder).stream.files[10:12]
     (folder / bad).write_bytes(b"no \x1b[31m image")
     (folder / bad).rename(folder / bad.replace(".png", "\x1b[31m.png"))
-    data, bad, instead = loader(folder, batch=20), int(bad[2:6]), int(instead[2:6])
+    data, bad, instead = loader(folder, batch=20, threads=threads), int(bad[2:6]), int(instead[2:6])
     for step in range(2 * data.batches):
         indices = data.indices(step)
         images, _ = data.gather(data.fetch(step, indices))
@@ -237,11 +290,12 @@ def test_a_few_bad_files_are_replaced_and_named_once(tmp_path, capfd):
     assert "\x1b[31m" not in text
 
 
-def test_more_bad_files_than_a_share_stop(tmp_path):
+@both
+def test_more_bad_files_than_a_share_stop(tmp_path, threads):
     folder = spelt(tmp_path / "photos", 100)
     for i in (3, 4, 51):
         (folder / str(i % 2) / f"{i:04d}.png").write_bytes(b"")
-    data = loader(folder, batch=30)
+    data = loader(folder, batch=30, threads=threads)
     with pytest.raises(UserError, match=r"[12] images? .* cannot be read.*more than 1 % of 90"):
         for step in range(3):
             data.fetch(step, data.indices(step))
@@ -249,9 +303,10 @@ def test_more_bad_files_than_a_share_stop(tmp_path):
     assert loader(folder, batch=30, most_unreadable=1.0).fetch(0, torch.arange(30)) is not None
 
 
-def test_a_file_that_vanishes_during_a_run_is_replaced(tmp_path):
+@both
+def test_a_file_that_vanishes_during_a_run_is_replaced(tmp_path, threads):
     folder = spelt(tmp_path / "photos", 100, classes=1)
-    data = loader(folder, batch=30, most_unreadable=0.1)
+    data = loader(folder, batch=30, most_unreadable=0.1, threads=threads)
     path = folder / data.stream.files[data.indices(2)[0]]
     path.unlink()
     for step in range(6):
