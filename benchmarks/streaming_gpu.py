@@ -18,7 +18,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from io import BytesIO
@@ -120,8 +120,8 @@ def loader(photos: Path, args) -> dict:
     rates: dict[str, list[float]] = {"streaming": [], "torchvision": []}
     for _ in range(args.turns):
         rates["streaming"].append(rate(fetch, args.batch, args.seconds, WARM_UP, 10**6))
-        most = len(theirs) - workers
-        rates["torchvision"].append(rate(partial(next, iter(theirs)), part, args.seconds, workers, most))
+        most = len(theirs) - workers  # in rounds: workers that started together finish together
+        rates["torchvision"].append(rate(partial(next, iter(theirs)), part, 1e9, workers, most))
     ours.close()
     ours_per_s, theirs_per_s = map(statistics.median, rates.values())
     about = {"torchvision_workers": workers, "streaming_threads": images.threads, "batch_size": args.batch}
@@ -167,9 +167,8 @@ def steps(photos: Path, args) -> dict:
     }
 
 
-def train(folder: Path, shards: Path, work: Path, args) -> list[dict]:
+def train(folder: Path, shards: Path, work: Path, args) -> Iterator[dict]:
     """Train Imagenette through both, and probe."""
-    rows = []
     fetch = StreamLoader.fetch
     for name, data in (("folder", folder), ("shards", shards)):
         waits: list[float] = []
@@ -192,7 +191,7 @@ def train(folder: Path, shards: Path, work: Path, args) -> list[dict]:
         rates = [line["images_per_s"] for line in read_log(run.path / "log.jsonl") if "images_per_s" in line]
         result = probe(run, *load_labelled(run), "sem")
         late = waits[len(waits) // 5 :]  # without what compiles
-        rows.append(
+        yield (
             {
                 "from": name,
                 "images_per_s": statistics.median(rates[len(rates) // 2 :]),
@@ -207,8 +206,6 @@ def train(folder: Path, shards: Path, work: Path, args) -> list[dict]:
                 "changes": args.train_changes,
             }
         )
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
 
 
 def main() -> None:
@@ -261,7 +258,10 @@ def main() -> None:
                 torch.cuda.empty_cache()
         if "train" in args.parts:
             packing.pack(folder, shards, size=128)
-            write("train", train(folder, shards, work, args))
+            rows = []
+            for row in train(folder, shards, work, args):
+                rows.append(row)
+                write("train", rows)
     finally:
         shutil.rmtree(work)
 

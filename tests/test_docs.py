@@ -126,6 +126,17 @@ def test_performance_shows_the_stored_comparison_with_libraries():
             assert f"solo-learn's {row['times_ours']:.1f} times" in readme
 
 
+def test_pretrain_shows_the_stored_speed_of_streaming():
+    page, on_gpu = " ".join(text("docs/pretrain.md").split()), stored("scale/streaming-gpu.json")
+    low, high = sorted(on_gpu["loader"]["images_per_s"]["streaming"])
+    assert f"from {low:,.0f} to {high:,.0f} photographs" in page
+    streamed, resident = (on_gpu["step"]["seconds_per_step"][name] for name in ("streamed", "resident"))
+    assert f"takes {streamed:.2f} s, {streamed / resident:.2f} times as long" in page
+    times = stored("scale/streaming-cpu.json")["decoding"]["cpu_ms_per_image"]
+    assert f"Two crops of 224 pixels take {times['streaming, two crops of 224']:.2f} ms" in page
+    assert f"included, take {times['torchvision, two views of 224']:.1f} ms" in page
+
+
 def test_performance_shows_the_stored_probe_times():
     page = text("docs/performance.md")
     for row in stored("bench/probe.json"):

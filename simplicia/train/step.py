@@ -197,12 +197,11 @@ def create_step(
         raise UserError(f"engine is 'captured', but {obstacle}; 'eager' works")
     reason = None
     if engine == "auto":
-        reason = obstacle or _untried(recipe, method)
         compiles = fabric.device.type == "cuda" and importlib.util.find_spec("triton") is not None
-        engine = "captured" if reason is None else "compiled" if compiles else "eager"
+        engine = "captured" if obstacle is None else "compiled" if compiles else "eager"
+        reason = obstacle if fabric.device.type == "cuda" else None
     kinds = {"eager": Step, "compiled": CompiledStep, "captured": CapturedStep}
-    obstacle = reason if fabric.device.type == "cuda" else None
-    return kinds[engine](recipe, method, data, views, fabric, probe, obstacle)
+    return kinds[engine](recipe, method, data, views, fabric, probe, reason)
 
 
 def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
@@ -221,20 +220,6 @@ def _obstacle(recipe: Recipe, method: Method, fabric: Any) -> str | None:
     if reason is None and recipe.precision != "bf16":
         return f"the precision is {recipe.precision}, not bf16"
     return reason
-
-
-def _untried(recipe: Recipe, method: Method) -> str | None:
-    """What "auto" does not capture because the tests that do so have not run on a GPU yet."""
-    from simplicia import engine
-
-    norms = engine.batch_norms(method.online.encoder)
-    if recipe.accumulation_steps() > 1:
-        what = f"a batch is {recipe.accumulation_steps()} micro-batches"
-    elif other := next((norm for norm in norms if not engine.is_replaceable(norm)), None):
-        what = f"the encoder's {type(other).__name__} takes one view after the other"
-    else:
-        return None
-    return f"{what}, which was not captured on a GPU yet; --engine captured does"
 
 
 class LARS(torch.optim.Optimizer):

@@ -402,20 +402,6 @@ def test_a_training_says_why_its_steps_are_not_captured():
     assert "steps are eager, not captured as a graph: gradients are clipped" in trainer.describe([])
 
 
-@pytest.mark.parametrize(
-    "changes, reason",
-    [
-        ({}, None),
-        ({"process_batch_size": 8}, "a batch is 2 micro-batches"),
-        ({"encoder": "mobilenetv3_small_050"}, "the encoder's BatchNormAct2d takes one view after the other"),
-    ],
-)
-def test_auto_leaves_out_what_was_not_captured_on_a_gpu(changes, reason):
-    take = build("cifar100-simclr", "eager", device="cpu", image_size=32, **changes)
-    untried = step._untried(take.recipe, take.method)
-    assert untried == (reason and f"{reason}, which was not captured on a GPU yet; --engine captured does")
-
-
 @pytest.mark.gpu
 def test_auto_compiles_what_cannot_be_captured_and_says_why():
     eager = build("cifar100-byol-sem", "eager", **{"optim.clip": 1.0})
