@@ -262,10 +262,13 @@ def test_an_interrupt_of_all_processes_is_left_to_the_first(tmp_path, photos):
     words += ["--data-threads", str(PROCESSES), "--epochs", "5000", "--encoder", "tiny", "--batch-size", "8"]
     command = [sys.executable, "-m", "simplicia", "pretrain", "byol", *words, "--image-size", "16"]
     training = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while not (line := training.stderr.readline()).startswith("byol: ") or "/" not in line:
-        assert line, "it ended"
-    os.killpg(training.pid, signal.SIGINT)
-    rest = training.communicate(timeout=60)[1]
+    try:
+        while not (line := training.stderr.readline()).startswith("byol: ") or "/" not in line:
+            assert line, "it ended"
+        os.killpg(training.pid, signal.SIGINT)
+        rest = training.communicate(timeout=60)[1]
+    finally:
+        training.kill()
     assert training.returncode == 130 and "Traceback" not in rest and "--resume" in rest
 
 
