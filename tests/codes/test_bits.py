@@ -49,6 +49,16 @@ def test_smallest_takes_the_first_of_equal_values(values, k):
     assert bits.smallest(values, k).tolist() == np.argsort(values, kind="stable")[:k].tolist()
 
 
+@pytest.mark.parametrize("k", [1, 7, 64])
+@pytest.mark.parametrize("most", [1, 3, 200])
+def test_smallest_of_many_values(k, most):
+    """Also where a sample suggests too few: the values that it leaves out may be the smallest."""
+    values = np.random.default_rng(k).integers(0, most + 1, 5000).astype(np.uint16)
+    for start in (0, 1):
+        values[start::16] += 7
+        assert bits.smallest(values, k).tolist() == np.argsort(values, kind="stable")[:k].tolist()
+
+
 def test_a_prefix_finds_what_is_near_in_all_simplices():
     codes = drawn(2000, 256, 13)
     codes[7] = codes[3]
