@@ -21,7 +21,6 @@ from simplicia.errors import Interrupted
 from simplicia.evaluate.knn import knn
 from simplicia.train import checkpoint
 
-pytestmark = pytest.mark.xdist_group("frozen")  # one process trains the runs once
 RECIPE = {
     "freeze": "encoder",
     "sem.simplices": 8,
