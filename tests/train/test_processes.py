@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 from ten_steps import ALL, OTHERS
 
 import simplicia
-from simplicia import devices
+from simplicia import cli, devices
 from simplicia.data import datasets
 from simplicia.errors import UserError
 from simplicia.train import checkpoint
@@ -115,6 +115,11 @@ def pretrain(photos, out, *words):
     return ["-m", "simplicia", "pretrain", "byol-sem", "--data", photos, "--out", out, *SMALL.split(), *words]
 
 
+def pretrain_here(*given):
+    """In this process."""
+    assert cli.main(list(map(str, pretrain(*given)[2:]))) == 0
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -138,7 +143,7 @@ def test_two_torchrun_agents_train_as_one_process(photos, tmp_path):
         for i in range(2)
     ]
     finish(*agents)
-    finish(start([sys.executable, *pretrain(photos, tmp_path / "one", *words)]))
+    pretrain_here(photos, tmp_path / "one", *words)
     one, four = ([line["loss"] for line in read_log(tmp_path / n / "log.jsonl")] for n in ("one", "four"))
     assert (
         len(one) == 6 and four == pytest.approx(one, rel=1e-3) and four[0] == pytest.approx(one[0], rel=1e-5)
@@ -171,7 +176,7 @@ def test_a_time_limit_under_slurm_saves_and_requeues_and_other_processes_resume(
     assert "continue with:" in errors[0] and "SLURM job 4077 was requeued" in errors[0]
     step = checkpoint.state_of(out)["step"]
     assert 2 < step < 90
-    finish(start([sys.executable, *pretrain(photos, out, *words)]))
+    pretrain_here(photos, out, *words)
     state = simplicia.load(out).state
     assert state["step"] == 90 and [part.get("processes", 1) for part in state["trained_by"]] == [2, 1]
     assert [part["from_step"] for part in state["trained_by"]] == [0, step]
