@@ -13,7 +13,7 @@ install: .venv/installed
 	touch $@
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # On a machine with a GPU, with a Python that has the dependencies; writes results/gpu-tests.json.
 GPU_PYTHON ?= python3

@@ -19,10 +19,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# minutes each: first, so that no process of pytest-xdist is left alone with one at the end
+LONGEST = ("test_processes.py", "test_notebooks.py", "test_training.py", "test_hostile.py", "test_sweep.py")
+LONGEST += ("test_demo.py", "test_faults.py", "test_kernels.py", "test_reproduce.py", "test_code_blocks.py")
+
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
-    """Without a GPU, skip tests marked ``gpu``, and ``kernels`` unless Triton interprets them."""
+    """Start the longest files first; skip tests marked ``gpu`` without a GPU, and ``kernels`` too unless
+    Triton interprets them."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     has_gpu, interpreted = torch.cuda.is_available(), os.environ.get("TRITON_INTERPRET") == "1"
     for item in items:
         if item.get_closest_marker("kernels") and has_gpu:

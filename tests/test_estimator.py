@@ -17,8 +17,6 @@ from simplicia import RunTransformer, UserError
 from simplicia.data import datasets
 from simplicia.evaluate.features import encoder_features
 
-pytestmark = pytest.mark.xdist_group("estimator")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

@@ -103,7 +103,7 @@ def test_timm_loads_an_exported_timm_encoder(tmp_path):
     timm.create_model("resnet10t", num_classes=0).load_state_dict(weights)
 
 
-def test_command_prints_what_it_exports(tmp_path, capsys):
+def test_command_prints_what_it_exports(tmp_path, capsys, fewer_shapes):
     words = "pretrain shapes-byol-sem --epochs 1 --batch-size 500 --sem.simplices 8 --byol.hidden 16 --quiet"
     assert cli.main([*words.split(), "--out", str(tmp_path / "run")]) == 0
     for name, message in (

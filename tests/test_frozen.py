@@ -21,7 +21,6 @@ from simplicia.errors import Interrupted
 from simplicia.evaluate.knn import knn
 from simplicia.train import checkpoint
 
-pytestmark = pytest.mark.xdist_group("frozen")  # one process trains the runs once
 RECIPE = {
     "freeze": "encoder",
     "sem.simplices": 8,
@@ -111,13 +110,14 @@ def test_resuming_gives_the_same_weights_without_the_file(run, photos, weights, 
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kills a process")
-def test_a_killed_extraction_goes_on_with_the_same_features(source, tmp_path):
+def test_a_killed_extraction_goes_on_with_the_same_features(source, tmp_path, monkeypatch):
     """The second process finds the parts of the first; its features equal those of a third one."""
-    folder, environment = tmp_path / "cache", os.environ | {"SIMPLICIA_CACHE": str(tmp_path / "cache")}
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("SIMPLICIA_CACHE", str(folder))
     words = f"pretrain byol-sem --data digits --freeze encoder --init {source.path} --epochs 1 --quiet"
     words += " --sem.simplices 4 --byol.hidden 8 --device cpu --frozen-views 2 --out"
-    command = [sys.executable, "-m", "simplicia", *words.split()]
-    process = subprocess.Popen([*command, str(tmp_path / "a")], env=environment)
+    words = words.split()
+    process = subprocess.Popen([sys.executable, "-m", "simplicia", *words, str(tmp_path / "a")])
     while process.poll() is None and not list(folder.glob("*/part-*.npy")):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -125,13 +125,14 @@ def test_a_killed_extraction_goes_on_with_the_same_features(source, tmp_path):
     parts = list(folder.glob("*/part-*.npy"))
     assert 1 <= len(parts) <= 7
     first = np.load(next(folder.glob("*/part-000000000.npy")))
-    subprocess.run([*command, str(tmp_path / "a")], env=environment, check=True)
+    assert cli.main([*words, str(tmp_path / "a")]) == 0
     (features,) = folder.glob("*/features.npy")
     about = json.loads(features.with_name("extraction.json").read_text())
     assert about["computed"] == about["images"] - 256 * len(parts) and not list(folder.glob("*/part-*.npy"))
     stored = np.load(features)
     assert stored.shape == (about["images"], 2, 128) and np.array_equal(stored[:256], first)
-    subprocess.run([*command, str(tmp_path / "b")], env=environment | {"SIMPLICIA_CACHE": ""}, check=True)
+    monkeypatch.setenv("SIMPLICIA_CACHE", "")
+    assert cli.main([*words, str(tmp_path / "b")]) == 0
     (straight,) = tmp_path.glob("b/.features/*/features.npy")
     assert np.array_equal(np.load(straight), stored)
 

@@ -32,9 +32,6 @@ from simplicia.train import recipes
 IMAGES = datasets.load("shapes", "test").images[:6]
 
 
-pytestmark = pytest.mark.xdist_group("pretrained")
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     small = {"epochs": 1, "batch_size": 500, "image_size": 16, "encoder": "tiny"}

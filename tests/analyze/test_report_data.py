@@ -22,7 +22,6 @@ from simplicia.settings import with_changes
 from simplicia.train import checkpoint, recipes
 from simplicia.train.recipe import write_yaml
 
-pytestmark = pytest.mark.xdist_group("analyses")  # one process makes them once
 SMALL = {
     "epochs": 1,
     "image_size": 16,

@@ -23,7 +23,19 @@ from simplicia.data import datasets
 from simplicia.errors import UserError
 from simplicia.settings import Range
 
-TINY = ["--epochs", "1", "--batch-size", "250", "--sem.simplices", "8", "--byol.hidden", "32", "--quiet"]
+TINY = [
+    "--epochs",
+    "1",
+    "--batch-size",
+    "250",
+    "--image-size",
+    "16",
+    "--sem.simplices",
+    "8",
+    "--byol.hidden",
+    "32",
+    "--quiet",
+]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The demo with few epochs: its outputs are complete, and training beats an untrained encoder by far."""
+"""The demo with fewer images: its outputs are complete, and training beats an untrained encoder by far."""
 
 import dataclasses
 import json
@@ -15,8 +15,8 @@ from simplicia.evaluate.features import encoder_features
 from simplicia.evaluate.probe import preset
 
 
-def test_the_demo_draws_and_measures(tmp_path, capsys):
-    assert cli.main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "2", "--seeds", "2"]) == 0
+def test_the_demo_draws_and_measures(tmp_path, capsys, fewer_shapes):
+    assert cli.main(["demo", "--out", str(tmp_path / "demo"), "--epochs", "4", "--seeds", "2"]) == 0
     out = capsys.readouterr().out
     result = json.loads((tmp_path / "demo" / "demo.json").read_text())
     page = tmp_path / "demo" / "report.html"

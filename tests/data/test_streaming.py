@@ -11,9 +11,11 @@ import time
 import numpy as np
 import pytest
 import torch
+import warm
 from PIL import Image
 
 import simplicia
+from simplicia import cli
 from simplicia.data import crops, datasets, image_files, streaming, workers
 from simplicia.data.augmentation import ViewSettings, sample_boxes
 from simplicia.data.crops import crop_encoded, random_box
@@ -200,22 +202,15 @@ def test_a_slow_consumer_never_has_more_than_the_ring(tmp_path):
     assert not data.pending
 
 
-ORDER = """
-import sys
-from pathlib import Path
-import torch
-from simplicia.data import datasets
-from simplicia.data.augmentation import ViewSettings
-from simplicia.data.streaming import StreamLoader
-folder, threads, first, last = sys.argv[1], *map(int, sys.argv[2:5])
-images = datasets.load(folder, size=16, stream=True, threads=threads)
-data = StreamLoader(images.images, 8, 5, torch.device("cpu"), views=ViewSettings(), size=8)
-for step in range(first, last):
-    data.fetch(step, data.indices(step))
-    pixels = data.images[:, 0, :, 3, 3].long()
-    print(step, *(100 * pixels[:, 0] + pixels[:, 1]).tolist(), data.images.sum().item(), flush=True)
-data.close()
-"""
+def order(folder, threads, first, last, send):
+    """Send what each step reads."""
+    images = datasets.load(str(folder), size=16, stream=True, threads=threads)
+    data = StreamLoader(images.images, 8, 5, CPU, views=ViewSettings(), size=8)
+    for step in range(first, last):
+        data.fetch(step, data.indices(step))
+        pixels = data.images[:, 0, :, 3, 3].long()
+        send((step, *(100 * pixels[:, 0] + pixels[:, 1]).tolist(), data.images.sum().item()))
+    data.close()
 
 
 @pytest.mark.parametrize("threads", [1, PROCESSES])
@@ -224,30 +219,42 @@ def test_a_killed_process_sees_the_same_order_when_it_starts_again(tmp_path, thr
     folder = spelt(tmp_path / "photos", 60, classes=1)
 
     def start(*words):
-        command = [sys.executable, "-c", ORDER, str(folder), *map(str, words)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        receiver, sender = warm.SERVER.Pipe(duplex=False)
+        process = warm.SERVER.Process(target=order, args=(folder, *words, sender.send))
+        process.start()
+        sender.close()  # then a process that fails ends the receiver
+        return process, receiver
 
-    whole = start(3, 0, 16).communicate()[0].splitlines()
-    killed = start(threads, 0, 10**6)
-    before = [killed.stdout.readline().strip() for _ in range(5)]
+    def run(*words):
+        process, receiver = start(*words)
+        seen = [receiver.recv() for _ in range(words[1], words[2])]
+        process.join()
+        return seen
+
+    whole = run(3, 0, 16)
+    killed, receiver = start(threads, 0, 10**6)
+    before = [receiver.recv() for _ in range(5)]
     started = children(killed.pid)
     assert len(started) == (threads if threads == PROCESSES else 0)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.kill()
+    killed.join()
     deadline = time.monotonic() + 30
     while any(map(is_alive, started)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(map(is_alive, started))
-    after = start(2, 5, 16).communicate()[0].splitlines()
-    assert before + after == whole and len(whole) == 16
+    assert before + run(2, 5, 16) == whole and len(whole) == 16
 
 
 def test_threads_go_on_after_a_worker_was_killed(tmp_path, capfd):
     folder = spelt(tmp_path / "photos", 100, classes=1)
-    expected, data = loader(folder, threads=1), loader(folder, threads=PROCESSES)
+    expected, data, others = (
+        loader(folder, threads=1),
+        loader(folder, threads=PROCESSES),
+        children(os.getpid()),
+    )
     for step in range(8):
         if step == 3:
-            os.kill(children(os.getpid())[0], signal.SIGKILL)
+            os.kill(next(pid for pid in children(os.getpid()) if pid not in others), signal.SIGKILL)
         for each in (expected, data):
             each.fetch(step, each.indices(step))
         assert data.images.equal(expected.images)
@@ -370,17 +377,17 @@ def test_a_killed_training_resumes_to_the_same_losses(tmp_path, photos):
     ]
     words += ["--sem.simplices", "8", "--log-every", "1", "--byol.hidden", "32", "--byol.out", "16"]
     words += ["--checkpoint-minutes", "0.00001", "--out", str(tmp_path / "b"), "--data", str(photos)]
-    command = [sys.executable, "-m", "simplicia", "pretrain", "byol-sem", *words]
-    stream = ["--data-device", "stream", "--data-threads"]
-    killed = subprocess.Popen([*command, *stream, "1"], stderr=subprocess.DEVNULL)
+    command = ["pretrain", "byol-sem", *words, "--data-device", "stream", "--data-threads"]
+    killed = warm.start([*command, "1"])
     deadline = time.monotonic() + 120
-    while killed.poll() is None and time.monotonic() < deadline:
+    while killed.is_alive() and time.monotonic() < deadline:
         newest = checkpoint.latest(tmp_path / "b" / "checkpoint")
         if newest is not None and int(newest.name[-9:]) >= 2:
-            killed.send_signal(signal.SIGKILL)
+            killed.kill()
         time.sleep(0.01)
-    assert killed.wait() == -signal.SIGKILL
-    subprocess.run([*command, *stream, "3", "--resume"], check=True, capture_output=True)
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    assert cli.main([*command, "3", "--resume"]) == 0
     assert losses(tmp_path / "b") == losses(tmp_path / "a") and len(losses(tmp_path / "a")) == 8
     tensors = [checkpoint.read(checkpoint.latest(tmp_path / x / "checkpoint"))[0] for x in "ab"]
     assert all(tensors[0][key].equal(tensors[1][key]) for key in tensors[0])

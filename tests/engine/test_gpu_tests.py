@@ -82,9 +82,9 @@ def test_without_a_gpu_the_script_exits_with_2(monkeypatch, capsys):
 def test_processes_that_are_not_done_in_time_are_killed_and_counted_as_failures(tmp_path):
     content = f"{MARK}import time\ndef test_a(): pass\ndef test_b(): time.sleep(60)\n"
     content += "def test_c(): assert False"
-    status, result = run(tmp_path, content, "--minutes", "0.5")
+    status, result = run(tmp_path, content, "--minutes", "0.15")
     assert status == 1 and result["passed"] == 1
     assert result["failures"] == [
-        "shard 1 was not done after 0.5 minutes in test_small.py::test_b, with 0 more to run",
+        "shard 1 was not done after 0.15 minutes in test_small.py::test_b, with 0 more to run",
         "test_small.py::test_c",
     ]

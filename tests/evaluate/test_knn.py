@@ -55,7 +55,7 @@ def test_wrong_vote_settings_raise(run, sets, wrong, words):
 
 
 def test_result_states_how_many_neighbours_voted(tmp_path, capsys):
-    small = {"epochs": 1, "batch_size": 500, "sem.simplices": 8, "quiet": True}
+    small = {"epochs": 1, "batch_size": 500, "image_size": 16, "sem.simplices": 8, "quiet": True}
     run = simplicia.pretrain("shapes-byol-sem", out=tmp_path / "run", **small)
     assert main(["knn", str(run.path), "--data", "digits", "--k", "100000", "--device", "cpu"]) == 0
     (file,) = (run.path / "results").glob("knn-*.json")

@@ -2,18 +2,15 @@
 
 import csv
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
+import warm
 from PIL import Image
 
 import simplicia
@@ -170,40 +167,42 @@ def command(folder, out, *words):
     small = [f"--{k}={v}" for k, v in SMALL.items() if k != "options"]
     heads = ["--byol.hidden=16", "--byol.out=8", "--probe-epochs=2", "--downstream-temperatures", "0", "1"]
     verb = ["sweep", "byol-sem", "--data", str(folder), "--out", str(out), "--device", "cpu", "--quiet"]
-    return [sys.executable, "-m", "simplicia", *verb, *small, *heads, *words]
+    return [*verb, *small, *heads, *words]
 
 
-def test_killed_sweep_continues_as_if_it_had_not_been_killed(folder, quick, tmp_path):
+def test_killed_sweep_continues_as_if_it_had_not_been_killed(folder, quick, tmp_path, capsys):
     out = tmp_path / "sweep"
     search = ["--search", "optim.lr=0.01..1:log", "sem.temperature=0.1..10:log", "--no-prune"]
     words = [*search, "--trials", "6", "--epochs=6", "--checkpoint-minutes=0.0001", "--log-every=1"]
-    alone = os.environ | {
-        "OMP_NUM_THREADS": str(torch.get_num_threads())
-    }  # sums in the same order everywhere
-    process = subprocess.Popen(command(folder, out, *words), stderr=subprocess.PIPE, env=alone)
+    process = warm.start(command(folder, out, *words))
     deadline = time.monotonic() + 300
     while checkpoint.latest(out / "trial-0002/checkpoint") is None:
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.is_alive() and time.monotonic() < deadline
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     killed = checkpoint.read(checkpoint.latest(out / "trial-0002/checkpoint"))[1]
     assert killed["step"] < killed["total_steps"]
     done = {
         p: p.stat().st_mtime_ns for t in ("0000", "0001") for p in (out / f"trial-{t}/checkpoint").glob("*")
     }
-    resumed = [sys.executable, "-m", "simplicia", "sweep", "byol-sem", "--out", str(out), "--resume"]
-    finished = subprocess.run(
-        [*resumed, "--quiet", "--trials", "6", "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=alone,
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert "best: trial" in finished.stdout
+    resumed = [
+        "sweep",
+        "byol-sem",
+        "--out",
+        str(out),
+        "--resume",
+        "--quiet",
+        "--trials",
+        "6",
+        "--device",
+        "cpu",
+    ]
+    assert cli.main(resumed) == 0
+    printed = capsys.readouterr().out
+    assert "best: trial" in printed
     (command_line,) = (
-        line for line in finished.stdout.splitlines() if line.startswith("next, on all training images")
+        line for line in printed.splitlines() if line.startswith("next, on all training images")
     )
     assert f"--data {folder} " in command_line and "--byol.hidden " in command_line  # as it was begun
     result = json.loads((out / "sweep.json").read_text())

@@ -14,8 +14,6 @@ from simplicia.data.datasets import load
 from simplicia.report.codes_page import write_search
 from simplicia.report.page import write
 
-pytestmark = pytest.mark.xdist_group("report")
-
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
 FIXTURE = Path(__file__).parents[1] / "fixtures/v0.1/run"
 EVIL = "<script>alert(1)</script>"

@@ -26,8 +26,6 @@ from simplicia.report.plots.svg import Scale
 from simplicia.report.summary import summarise
 from simplicia.report.tables import readable
 
-pytestmark = pytest.mark.xdist_group("report")
-
 
 class Tables(HTMLParser):
     """{table's id: [(row's heading, [exact values, None for a cell without one])]}"""

@@ -1,5 +1,6 @@
 """Faults around a run: signals, peers that end or hang, other images, other processes, hostile recipes."""
 
+import inspect
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from PIL import Image
 
 import simplicia
 from simplicia import errors
+from simplicia.distributed import watched_peers
 from simplicia.errors import Interrupted, UserError
 from simplicia.experiments.sweep import sweep
 from simplicia.settings import with_changes
@@ -152,11 +154,19 @@ def test_a_recipe_cannot_choose_a_folder_elsewhere(name, train, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def start(photos, out, *words):
+IMPATIENT = """
+import functools, sys
+from simplicia import api, cli
+api.watched_peers = functools.partial(api.watched_peers, patience=10.0)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def start(photos, out, *words, program=("-m", "simplicia")):
     command = ["pretrain", "byol-sem", "--data", photos, "--out", out, *WORDS.split(), *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "simplicia", *map(str, command)],
+        [sys.executable, *program, *map(str, command)],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
@@ -192,8 +202,11 @@ def test_a_hangup_saves_a_checkpoint(photos, tmp_path, processes):
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="pgrep finds the second process")
 @pytest.mark.parametrize("kind", ["killed", "stopped"])
 def test_a_process_that_loses_its_peer_exits_with_an_error_message(photos, tmp_path, kind):
+    """With 10 s of patience: nobody waits for the 30 s of the default here."""
+    assert inspect.signature(watched_peers).parameters["patience"].default == 30.0
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
     words = "--processes", "2", "--device", "cpu", "--checkpoint-minutes", "0.002"
-    process = start(photos, tmp_path / "run", *FOREVER, *words)
+    process = start(photos, tmp_path / "run", *FOREVER, *words, program=[tmp_path / "impatient.py"])
     peer = peer_of(process)
     while checkpoint.latest(tmp_path / "run/checkpoint") is None:
         time.sleep(0.05)
@@ -202,13 +215,13 @@ def test_a_process_that_loses_its_peer_exits_with_an_error_message(photos, tmp_p
             os.kill(peer, signal.SIGKILL)
         else:
             os.kill(peer, signal.SIGSTOP)
-        process.wait(timeout=60)
+        process.wait(timeout=40)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # a stopped process would keep the pipe open
     errors = process.stderr.read()
     assert "Traceback" not in errors
     assert process.returncode == 1 and "another process of this training ended" in errors
-    assert "did not answer for 30 s" in errors or kind == "killed"
+    assert "did not answer for 10 s" in errors or kind == "killed"
     newest = checkpoint.latest(tmp_path / "run/checkpoint")
     assert checkpoint.read(newest)[1]["step"] > 0  # what was saved is kept

@@ -18,6 +18,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import warm
 from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -124,10 +125,14 @@ def command(*words):
     return [sys.executable, "-m", "simplicia", *map(str, words)]
 
 
-def pretrain_command(folder, out, *words):
+def pretrain_words(folder, out, *words):
     heads = [f"--byol.{k}={v}" for k, v in HEADS["byol"].items()]
     small = "--epochs 40 --batch-size 16 --sem.simplices 8 --log-every 5 --image-size 16 --encoder tiny"
-    return command("pretrain", "byol-sem", "--data", folder, "--out", out, *small.split(), *heads, *words)
+    return ["pretrain", "byol-sem", "--data", folder, "--out", out, *small.split(), *heads, *words]
+
+
+def pretrain_command(folder, out, *words):
+    return command(*pretrain_words(folder, out, *words))
 
 
 def test_a_run_killed_at_random_moments_loses_nothing(folder, tmp_path):
@@ -135,26 +140,25 @@ def test_a_run_killed_at_random_moments_loses_nothing(folder, tmp_path):
     quick = ["--checkpoint-minutes", "0.002", "--resume", "--quiet"]
     steps = []
     for _ in range(4):
-        process = subprocess.Popen(pretrain_command(folder, out, *quick), stderr=subprocess.PIPE)
+        process = warm.start(pretrain_words(folder, out, *quick))
         deadline = time.monotonic() + 120
         first = checkpoint.latest(out / "checkpoint")
-        while process.poll() is None and checkpoint.latest(out / "checkpoint") == first:
+        while process.is_alive() and checkpoint.latest(out / "checkpoint") == first:
             assert time.monotonic() < deadline, "no checkpoint was written"
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.3))  # during a step or a save
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         newest = checkpoint.latest(out / "checkpoint")
         tensors, state = checkpoint.read(newest)
         steps.append(state["step"])
         assert all(t.isfinite().all() for t in tensors.values() if t.is_floating_point())
     assert steps == sorted(steps)
-    done = subprocess.run(pretrain_command(folder, out, *quick), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
     straight = tmp_path / "straight"
-    subprocess.run(
-        pretrain_command(folder, straight, "--quiet"), check=True, timeout=300, capture_output=True
-    )
+    for words in (pretrain_words(folder, out, *quick), pretrain_words(folder, straight, "--quiet")):
+        process = warm.start(words, tmp_path / "errors")
+        process.join(300)
+        assert process.exitcode == 0, (tmp_path / "errors").read_text()
     one, two = (checkpoint.read(checkpoint.latest(f / "checkpoint"))[0] for f in (out, straight))
     assert all(torch.equal(one[key], two[key]) for key in two)
     logged = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
@@ -756,7 +760,7 @@ def test_a_run_stops_early_enough_for_a_slow_disk(folder, tmp_path, monkeypatch)
 
 def test_images_in_memory_train_like_a_named_data_set(tmp_path, fewer_shapes):
     shapes = simplicia.data.datasets.load("shapes")
-    small = {**SMALL, "epochs": 1, "options": HEADS["byol"], "out": tmp_path / "a"}
+    small = {**SMALL, "epochs": 1, "image_size": 16, "options": HEADS["byol"], "out": tmp_path / "a"}
     named = simplicia.pretrain("shapes-byol-sem", data="shapes", **small)
     for name, data in (("set", shapes), ("tensor", shapes.images), ("array", shapes.images.numpy())):
         run = simplicia.pretrain("shapes-byol-sem", data=data, **{**small, "out": tmp_path / name})
