@@ -29,7 +29,7 @@ _work: Callable[..., Any]  # of this process, if it is a worker
 
 
 class Workers:
-    """Call a function in ``count`` threads or processes, ``parts`` at a time. It must not use the device.
+    """Call a function in ``count`` threads or processes. It must not use the device.
 
     Processes are copies of this one: they see its memory as it is when they start, and write to ``shared``
     tensors. If one is killed, threads take over.
@@ -85,7 +85,7 @@ class Workers:
 
 
 def are_processes(count: int) -> bool:
-    """Whether so many workers are copies of this process."""
+    """Whether so many workers are processes."""
     return count > MOST_THREADS and sys.platform == "linux"
 
 

@@ -24,15 +24,16 @@ BLOCK = 2048  # numbers of a chunk in flight at once
 # multiprocessors to concurrent work.
 LARGE_CHUNK, LARGE_BLOCK = 1 << 18, 4096
 AHEAD = 3  # blocks in the pipeline, the current one included
-BYTES = 16  # per number: halves of weight and target, velocity, gradient
+BYTES = 14  # per number: halves of weight and target, velocity, gradient
+MORE_FOR_SUMS = 3  # if the gradient has 32 bits, as compiled
 
 
-def _large_block(device: torch.device) -> int:
-    """The largest block whose pipeline fits a multiprocessor's shared memory."""
+def _large_block(device: torch.device, size: int) -> int:
+    """The largest block whose pipeline, of ``size`` bytes a number, fits a multiprocessor's shared memory."""
     block = LARGE_BLOCK
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-        while (AHEAD - 1) * BYTES * block > room - 4096:  # the rest is for sums
+        while (AHEAD - 1) * size * block > room - 4096:  # the rest is for sums
             block //= 2
     return block
 
@@ -101,7 +102,7 @@ class FusedUpdate:
         # allocator aligns addresses
         self.options = {
             "CHUNK": chunk,
-            "BLOCK": _large_block(device) if halves else BLOCK,
+            "BLOCK": _large_block(device, BYTES + MORE_FOR_SUMS * sums) if halves else BLOCK,
             "ALIGNED": bool((sizes % 8 == 0).all()),
             "HALVES": halves,
             "SUMS": sums,

@@ -142,8 +142,8 @@ def test_nan_and_infinity_survive_halves(small_chunks):
 
 
 @pytest.mark.skipif(runner.INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("halves", [False, True])
-def test_the_update_accesses_sixteen_bytes_at_a_time(halves):
+@pytest.mark.parametrize("halves, sums", [(False, False), (True, False), (True, True)])
+def test_the_update_accesses_sixteen_bytes_at_a_time(halves, sums):
     """In code compiled for an H200, without one; a hint in the wrong place leaves words of four bytes."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -151,7 +151,7 @@ def test_the_update_accesses_sixteen_bytes_at_a_time(halves):
     numbers = dict.fromkeys(("ratio", "decay", "lr", "ema", "squares"), "*fp32")
     kinds = {"pointers": "*i64", "half_grad": "*i32", "owner": "*i32", "place": "*i32", "size": "*i64"}
     sizes = {"momentum": "fp32", "COUNT": "i32", "CHUNKS": "i32"}
-    fixed = {"HALF_VELOCITY": False, "ALIGNED": True, "HALVES": halves}
+    fixed = {"HALF_VELOCITY": False, "ALIGNED": True, "HALVES": halves, "SUMS": sums}
     fixed |= {"AHEAD": 1, "CHUNK": fused.CHUNK, "BLOCK": fused.BLOCK}
     if halves:
         fixed |= {"AHEAD": fused.AHEAD, "CHUNK": fused.LARGE_CHUNK, "BLOCK": fused.LARGE_BLOCK}
@@ -160,7 +160,7 @@ def test_the_update_accesses_sixteen_bytes_at_a_time(halves):
     options = {"num_warps": 8 if halves else 4}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     if halves:  # what a GPU with less shared memory would be asked for
-        needed = (fused.AHEAD - 1) * fused.BYTES * fused.LARGE_BLOCK
+        needed = (fused.AHEAD - 1) * (fused.BYTES + fused.MORE_FOR_SUMS * sums) * fused.LARGE_BLOCK
         assert needed <= compiled.metadata.shared <= needed + 4096
     accesses = re.findall(r"(?:ld|st)\.global\S*|cp\.async\.c\S*", compiled.asm["ptx"])
     wide = [access for access in accesses if ".v4." in access or ".cg." in access]  # of L2 always sixteen
