@@ -126,6 +126,18 @@ def test_performance_shows_the_stored_comparison_with_libraries():
             assert f"solo-learn's {row['times_ours']:.1f} times" in readme
 
 
+def test_frozen_shows_the_stored_times():
+    page = " ".join(text("docs/frozen.md").split())
+    tiny, vit = stored("bench/frozen.json")["rows"]
+    of_tiny, of_vit = tiny["extraction"], vit["extraction"]
+    assert (
+        f"{of_tiny['images']:,} images with {of_tiny['views']} views each for {tiny['epochs']} epochs" in page
+    )
+    assert f"took {tiny['training_seconds']:.0f} s, after {of_tiny['seconds']:.0f} s for features" in page
+    assert f"({of_tiny['images_per_s']:.0f} images/s)" in page
+    assert f"computes features of {of_vit['images_per_s']:.1f} images/s" in page
+
+
 def test_pretrain_shows_the_stored_speed_of_streaming():
     page, on_gpu = " ".join(text("docs/pretrain.md").split()), stored("scale/streaming-gpu.json")
     low, high = sorted(on_gpu["loader"]["images_per_s"]["streaming"])
