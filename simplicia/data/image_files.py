@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -25,6 +26,7 @@ TURNS = {
 
 _decoding = 0  # pixels that threads decode now
 _finished = threading.Condition()
+_share, _large = MOST_PIXELS, None  # images of more pixels take turns with those of other processes
 
 
 def decode(path: Path, size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:
@@ -41,15 +43,22 @@ def decode(path: Path, size: int, keep_aspect: bool = False) -> tuple[np.ndarray
 def in_flight(pixels: int) -> Iterator[None]:
     """Wait until all images that threads decode have at most ``MOST_PIXELS``; a larger one is alone."""
     global _decoding
-    with _finished:
-        _finished.wait_for(lambda: _decoding == 0 or _decoding + pixels <= MOST_PIXELS)
-        _decoding += pixels
-    try:
-        yield
-    finally:
+    with nullcontext() if _large is None or pixels <= _share else _large:
         with _finished:
-            _decoding -= pixels
-            _finished.notify_all()
+            _finished.wait_for(lambda: _decoding == 0 or _decoding + pixels <= MOST_PIXELS)
+            _decoding += pixels
+        try:
+            yield
+        finally:
+            with _finished:
+                _decoding -= pixels
+                _finished.notify_all()
+
+
+def share_pixels(processes: int, large: Any) -> None:
+    """Decode beside other processes: the lock ``large`` is for images of more pixels than a share."""
+    global _share, _large
+    _share, _large = MOST_PIXELS // processes, large
 
 
 def to_square(image: Image.Image, size: int, keep_aspect: bool = False) -> tuple[np.ndarray, float]:

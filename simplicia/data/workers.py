@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,9 +70,13 @@ class Workers:
     def _start(self) -> Executor:
         if not self.in_processes:
             return ThreadPoolExecutor(self.count)
+        from simplicia.data.image_files import share_pixels
+
         context = multiprocessing.get_context("fork")
-        begin: Any = _begin  # its arguments are inherited, not pickled
-        executor = ProcessPoolExecutor(self.count, context, begin, (self.work, os.getpid()))
+        begin: Any = _begin
+        share = partial(share_pixels, self.count, context.Lock())
+        inherited = self.work, os.getpid(), share  # not pickled
+        executor = ProcessPoolExecutor(self.count, context, begin, inherited)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # workers use nothing that a thread may hold
             executor.submit(os.getpid).result()  # starts all of them
@@ -108,10 +113,11 @@ def unpin(tensor: Tensor) -> None:
     torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
 
 
-def _begin(work: Callable[..., Any], parent: int) -> None:
+def _begin(work: Callable[..., Any], parent: int, share: Callable[[], None]) -> None:
     """Make a copied process a worker: one thread, no signals of the parent's, and never without it."""
     global _work
     _work = work
+    share()
     gc.freeze()  # objects of the parent are not freed here
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
