@@ -1,7 +1,8 @@
 """Workers that decode images: a few threads, or on Linux more than a few processes.
 
-Only one thread at a time runs Python, and many of them wait for that turn longer than they decode: on 16
-cores, 16 threads cropped 2,100 photographs a second, and processes more than twice as many.
+Only one thread at a time runs Python, and many of them wait for that turn longer than they decode. On 16
+cores, 16 threads took two crops of 1,030 photographs a second, and 16 processes, which also open plain JPEGs
+without Pillow, of 4,330.
 """
 
 import ctypes
