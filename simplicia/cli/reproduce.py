@@ -8,7 +8,7 @@ from typing import Annotated
 
 from simplicia.cli.tables import decimals, echo, table
 from simplicia.cli.verbs import NOT_NEGATIVE, POSITIVE, Device, OutputFile, Quiet, Words, verb
-from simplicia.errors import Failed, Interrupted, Unfinished, UserError
+from simplicia.errors import Failed, Interrupted, Unfinished, UserError, printable
 from simplicia.files import write_file
 
 
@@ -121,4 +121,4 @@ def _list(epochs: int | None, step_times: Path) -> None:
             sizes = decimals(cost.gib, 0), decimals(cost.disk, 0)
             rows.append([experiment.name, experiment.title, cost.runs, hours, *sizes, experiment.data])
     table("experiments", ["name", "what", "runs", "GPU hours", "GiB (estimate)", "GB on disk", "data"], rows)
-    print(SOURCE.format(path=step_times))
+    print(SOURCE.format(path=printable(step_times)))

@@ -10,12 +10,13 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from simplicia.data import datasets
 from simplicia.data.datasets import ImageSet
 from simplicia.devices import choose
-from simplicia.errors import Busy, Diverged, Interrupted, UserError, is_disk_error
+from simplicia.errors import Busy, Diverged, Interrupted, UserError, is_disk_error, reason
 from simplicia.evaluate.probe import probe
 from simplicia.experiments.runner import Options, Runner, stoppable
 from simplicia.experiments.sweep_outcome import RETRY_OF, SweepResult, by_place, collect, draw
@@ -108,6 +109,8 @@ def sweep(
             raise Interrupted(f"stopped in {path.name}; continue with: {again}", stop.signal) from stop
         except Exception as error:
             if not is_disk_error(error):
+                if any("optuna" in Path(frame.filename).parts for frame in extract_tb(error.__traceback__)):
+                    raise _unusable(folder, error) from error
                 raise
             reason = getattr(error.__cause__, "orig", error)  # of the database: what SQLite says
             raise UserError(
@@ -266,14 +269,17 @@ def _stored_plan(folder: Path) -> tuple[Plan, int | None]:
 def _study(folder: Path) -> Any:
     """Optuna's study in a folder, created if there is none."""
     import optuna
-    from sqlalchemy.exc import SQLAlchemyError
 
-    file = folder / DATABASE
-    storage = f"sqlite:///{file.resolve()}"
+    storage = f"sqlite:///{(folder / DATABASE).resolve()}"
     try:
         return optuna.create_study(
             storage=storage, study_name="sweep", direction="maximize", load_if_exists=True
         )
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        reason = getattr(error, "orig", None) or getattr(error.__cause__, "orig", type(error).__name__)
-        raise UserError(f"the sweep's database {file} cannot be used: {reason}") from error
+    except Exception as error:  # damaged bytes raise whatever they meet
+        raise _unusable(folder, error) from error
+
+
+def _unusable(folder: Path, error: Exception) -> UserError:
+    """What SQLite or Optuna says of a damaged database."""
+    cause = getattr(error, "orig", None) or getattr(error.__cause__, "orig", None) or error
+    return UserError(f"the sweep's database {folder / DATABASE} cannot be used: {reason(cause)}")

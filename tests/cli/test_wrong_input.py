@@ -69,6 +69,11 @@ def test_names_of_images_are_escaped(run, tmp_path, capfd):
     assert not any(line.startswith("simplicia: all is well") for line in output.splitlines())
 
 
+def test_the_list_of_experiments_escapes_the_folder_of_results(capfd):
+    assert cli.main(["reproduce", "--list", "--results", "a\nsimplicia: all is well"]) == 0
+    assert "a\\nsimplicia: all is well" in " ".join(capfd.readouterr().out.split())
+
+
 @pytest.mark.parametrize("layer", ["sem", "codes"])
 def test_encode_refuses_features_that_are_not_finite(run, tmp_path, layer):
     loaded = simplicia.load(run)

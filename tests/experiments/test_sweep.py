@@ -5,7 +5,9 @@ import json
 import re
 import shlex
 import shutil
+import sqlite3
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -125,6 +127,27 @@ def test_resumed_search_keeps_its_number_of_trials(quick, tmp_path):
     assert again["trials"] == result["trials"] and len(result["trials"]) == 2
     more = sweep("byol-sem", out=tmp_path / "sweep", trials=3, resume=True, quiet=True)
     assert len(more["trials"]) == 3 and more["trials"][:2] == result["trials"]
+
+
+DAMAGES = {
+    "a state that Optuna does not know": "UPDATE trials SET state = 'LOST'",
+    "a name that is not text": "UPDATE trial_params SET param_name = CAST(x'ad' AS TEXT)",
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "bytes that are gone"])
+def test_damaged_database_is_an_error_of_one_sentence(quick, tmp_path, damage):
+    out = tmp_path / "sweep"
+    sweep("byol-sem", search={"optim.lr": "0.01..1:log"}, trials=1, prune=False, out=out, **quick)
+    if damage in DAMAGES:
+        with closing(sqlite3.connect(out / "study.db")) as database, database:
+            database.execute(DAMAGES[damage])
+    else:
+        content = (out / "study.db").read_bytes()
+        (out / "study.db").write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=r"the sweep's database .*study\.db cannot be used: .") as raised:
+        sweep("byol-sem", out=out, trials=2, resume=True, quiet=True)
+    assert "\n" not in str(raised.value)
 
 
 def test_printed_command_trains_the_best_model(folder, tmp_path, capsys):

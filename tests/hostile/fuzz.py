@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -503,13 +503,12 @@ def _fault(status: int, log: bytes, here: Path) -> str | None:
     return None
 
 
-def fuzz(world: World, seeds: range) -> list[Outcome]:
+def fuzz(world: World, seeds: range) -> Iterator[Outcome]:
     """Run a call for each seed; faults, and now and then a seed, are printed to standard error."""
-    outcomes, shown = [], time.monotonic()
+    shown = time.monotonic()
     for seed in seeds:
-        outcomes.append(case(seed, world))
-        fault = outcomes[-1].fault
-        if fault is not None or time.monotonic() > shown + 30:
+        outcome = case(seed, world)
+        if outcome.fault is not None or time.monotonic() > shown + 30:
             shown = time.monotonic()
-            print(f"seed {seed}: {fault or 'no fault'!a}", file=sys.stderr, flush=True)
-    return outcomes
+            print(f"seed {seed}: {outcome.fault or 'no fault'!a}", file=sys.stderr, flush=True)
+        yield outcome

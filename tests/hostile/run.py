@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--world", type=Path, help=argparse.SUPPRESS)  # of a process that does a share
     options = parser.parse_args()
     if options.world is not None:
-        print(json.dumps(share(fuzz.World(options.world), options.fuzz, options.first, options.kills)))
+        share(fuzz.World(options.world), options.fuzz, options.first, options.kills)
         return 0
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
@@ -57,14 +57,22 @@ def both(world: fuzz.World, options: argparse.Namespace) -> dict[str, Any]:
     """Kills and calls at the same time, each in processes without threads, which must not be forked."""
     half, first = options.fuzz // 2, options.first
     shares = [(0, first, options.kills), (half, first, 0), (options.fuzz - half, first + half, 0)]
-    processes = []
-    for calls, seed, count in shares:
+    processes, files = [], [world.root / f"share-{i}" for i in range(len(shares))]
+    for (calls, seed, count), file in zip(shares, files, strict=True):
         words = ["--world", world.root, "--fuzz", calls, "--first", seed, "--kills", count]
         command = [sys.executable, __file__, *map(str, words)]
-        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
-    said = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
-    outcomes = [fuzz.Outcome(**outcome) for part in said for outcome in part["outcomes"]]
-    killed = kills.Kills(**said[0]["kills"])
+        with file.open("w") as output:
+            processes.append(subprocess.Popen(command, stdout=output))
+    for process in processes:
+        process.wait()
+    said = [list(map(json.loads, file.read_text().splitlines())) for file in files]
+    outcomes = [fuzz.Outcome(**line["outcome"]) for lines in said for line in lines if "outcome" in line]
+    killed = kills.Kills(**next((line["kills"] for line in said[0] if "kills" in line), {}))
+    unfinished = [
+        f"the calls from seed {seed} on ended with status {process.returncode} after {len(lines)}"
+        for process, lines, (_, seed, _) in zip(processes, said, shares, strict=True)
+        if process.returncode
+    ]
     return {
         "fuzzed_calls": len(outcomes),
         "statuses_by_category": {
@@ -74,15 +82,18 @@ def both(world: fuzz.World, options: argparse.Namespace) -> dict[str, Any]:
         "kills": sum(killed.counts.values()),
         "kills_by_command": killed.counts,
         "faults": [f"seed {o.seed}: {o.fault}"[:500] for o in outcomes if o.fault is not None]
-        + killed.faults,
+        + killed.faults
+        + unfinished,
     }
 
 
-def share(world: fuzz.World, calls: int, first: int, count: int) -> dict[str, Any]:
+def share(world: fuzz.World, calls: int, first: int, count: int) -> None:
+    """Print each outcome as a line of JSON, so that nothing is lost if a later call fails."""
     fuzz.warm_up()
-    outcomes = fuzz.fuzz(world, range(first, first + calls))
-    killed = kills.kill(world, count, first) if count else kills.Kills()
-    return {"outcomes": [vars(outcome) for outcome in outcomes], "kills": vars(killed)}
+    for outcome in fuzz.fuzz(world, range(first, first + calls)):
+        print(json.dumps({"outcome": vars(outcome)}), flush=True)
+    if count:
+        print(json.dumps({"kills": vars(kills.kill(world, count, first))}), flush=True)
 
 
 if __name__ == "__main__":

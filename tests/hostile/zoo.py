@@ -1,5 +1,6 @@
 """Files that a stranger might hand us: images, arrays, recipes, results, checkpoints; each from a seed."""
 
+import copy
 import io
 import json
 import pickle
@@ -157,7 +158,7 @@ def changed_json(rng: random.Random, text: str) -> str:
             if rng.random() < 0.2:
                 del node[key]
             else:
-                node[key] = rng.choice(VALUES)
+                node[key] = copy.deepcopy(rng.choice(VALUES))  # it may be changed next
             break
     return json.dumps(value)
 
